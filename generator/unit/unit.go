@@ -1,0 +1,94 @@
+// Package unit puts values into systemd's unit files and .nspawn files so that they arrive unchanged. It is the only
+// place that knows how those two languages quote; nothing that a goal state holds can add a directive, a section or an
+// argument.
+package unit
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Value returns s as the right-hand side of an assignment that is not split into words (Description=, SourcePath=,
+// RequiresMountsFor= with one path without spaces, …). Specifiers are taken literally: "%" is doubled
+// (systemd.unit(5), "Specifiers").
+//
+// It is an error where the language has no way to write s: control characters, and white space at either end, which
+// the parser takes away.
+func Value(s string) (string, error) {
+	raw, err := Raw(s)
+	return strings.ReplaceAll(raw, "%", "%%"), err
+}
+
+// Raw is Value for assignments whose specifiers are not expanded, as those of systemd.nspawn(5).
+func Raw(s string) (string, error) {
+	if i := strings.IndexFunc(s, isControl); i >= 0 {
+		return "", fmt.Errorf("%q: a control character has no place in a unit file: remove it", s)
+	}
+	if strings.TrimSpace(s) != s {
+		return "", fmt.Errorf("%q: white space at the ends is lost in a unit file: remove it", s)
+	}
+	if strings.HasSuffix(s, `\`) {
+		// A backslash at the end of a line continues it. White space after it is dropped by the parser, and keeps the
+		// backslash from being the last character (config_parse() of systemd 252 to 262).
+		return s + " ", nil
+	}
+	return s, nil
+}
+
+// Word returns s as one word of an assignment that is split into words with quotes (Environment=, LogExtraFields=,
+// LoadCredential=, the arguments of ExecStart=): systemd.syntax(7), "Quoting". Any string can be written.
+func Word(s string) string {
+	s = strings.ReplaceAll(s, "%", "%%")
+	if s != "" && strings.IndexFunc(s, needsQuotes) < 0 {
+		return s
+	}
+	var b strings.Builder
+	b.WriteByte('"')
+	for i := range len(s) { // bytes: what is not ASCII passes as it is, valid UTF-8 or not
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b.WriteByte('\\')
+			b.WriteByte(c)
+		case isControl(rune(c)):
+			fmt.Fprintf(&b, `\x%02x`, c)
+		default:
+			b.WriteByte(c)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// Command returns an ExecStart= line that runs program, an absolute path, with just these arguments. Beside quotes and
+// specifiers it takes "$" literally (systemd.service(5), "Command lines"): doubled in arguments; not in the program's
+// path, in which variables are not replaced.
+func Command(program string, args ...string) string {
+	words := make([]string, 0, 1+len(args))
+	words = append(words, Word(program))
+	for _, a := range args {
+		words = append(words, Word(strings.ReplaceAll(a, "$", "$$")))
+	}
+	return strings.Join(words, " ")
+}
+
+// Bind returns the value of Bind= or BindReadOnly= in a .nspawn file: source and target, whose colons and backslashes
+// are escaped (systemd-nspawn(1), --bind=).
+func Bind(source, target string) (string, error) {
+	escape := strings.NewReplacer(`\`, `\\`, ":", `\:`)
+	s := escape.Replace(source)
+	if target != source {
+		s += ":" + escape.Replace(target)
+	}
+	return Raw(s)
+}
+
+func isControl(r rune) bool { return r < ' ' || r == 0x7f }
+
+// needsQuotes is true for all that is not surely plain in every version's parser.
+func needsQuotes(r rune) bool {
+	switch {
+	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r > 0x7f:
+		return false
+	}
+	return !strings.ContainsRune("_@%+=:,./-$", r)
+}

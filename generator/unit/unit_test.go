@@ -1,0 +1,58 @@
+package unit
+
+import "testing"
+
+func TestValue(t *testing.T) {
+	for _, c := range []struct{ in, want, why string }{
+		{"/etc/berth/goal.toml", "/etc/berth/goal.toml", "plain"},
+		{"100%i", "100%%i", "a specifier is text"},
+		{`C:\`, `C:\ `, "a backslash at the end continues the line"},
+		{`a"b'c`, `a"b'c`, "quotes mean nothing where words are not split"},
+		{"a\nExecStart=/bin/sh", "", "a newline would add a directive"},
+		{"a\x7f", "", "DEL is a control character"},
+		{" a", "", "the parser strips it"},
+	} {
+		got, err := Value(c.in)
+		if (err != nil) != (c.want == "") || err == nil && got != c.want {
+			t.Errorf("Value(%q) = %q, %v; want %q: %s", c.in, got, err, c.want, c.why)
+		}
+	}
+}
+
+func TestCommand(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+		why  string
+	}{
+		{[]string{"/usr/bin/kubelet", "--config=/a.yaml"}, "/usr/bin/kubelet --config=/a.yaml", "plain words stay readable"},
+		{[]string{"/a b", "c d"}, `"/a b" "c d"`, "spaces"},
+		{[]string{"/x", "$HOME", "${A}"}, `/x $$HOME "$${A}"`, "variables are text"},
+		{[]string{"/x$y"}, "/x$y", "a program's path knows no variables"},
+		{[]string{"/x", "%n"}, "/x %%n", "specifiers are text"},
+		{[]string{"/x", ";", "#"}, `/x ";" "#"`, "a bare semicolon would begin a second command"},
+		{[]string{"/x", ""}, `/x ""`, "an empty argument is one"},
+		{[]string{"/x", `a\`, `"`}, `/x "a\\" "\""`, "backslash and quote"},
+		{[]string{"/x", "a\nb"}, `/x "a\x0ab"`, "a newline arrives as one, and ends no line"},
+		{[]string{"/x", "grün"}, "/x grün", "UTF-8 passes"},
+	} {
+		if got := Command(c.args[0], c.args[1:]...); got != c.want {
+			t.Errorf("Command(%q) = %s; want %s: %s", c.args, got, c.want, c.why)
+		}
+	}
+}
+
+func TestBind(t *testing.T) {
+	for _, c := range []struct{ source, target, want, why string }{
+		{"/dev/kvm", "/dev/kvm", "/dev/kvm", "the same path is not repeated"},
+		{"/a", "/b", "/a:/b", "two paths"},
+		{"/a:b", "/c", `/a\:b:/c`, "a colon in a path"},
+		{`/a\`, `/a\`, `/a\\ `, "a backslash at the end"},
+		{"/a%n", "/a%n", "/a%n", ".nspawn files know no specifiers here"},
+		{"/a b", "/c d", "/a b:/c d", "only colons separate"},
+	} {
+		if got, err := Bind(c.source, c.target); err != nil || got != c.want {
+			t.Errorf("Bind(%q, %q) = %q, %v; want %q: %s", c.source, c.target, got, err, c.want, c.why)
+		}
+	}
+}
