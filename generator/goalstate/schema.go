@@ -138,4 +138,7 @@ type Timeouts struct {
 }
 
 // MachineName is the name of the slot's nspawn machine.
-func (s *Slot) MachineName() string { return "node-" + s.Name }
+func (s *Slot) MachineName() string { return MachineName(s.Name) }
+
+// MachineName is the name of a slot's nspawn machine.
+func MachineName(slot string) string { return "node-" + slot }

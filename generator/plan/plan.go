@@ -1,0 +1,183 @@
+// Package plan turns a goal state into the unit files of a host. It is pure: the same goal state and the same claims always
+// give the same bytes. The generator, and everything that shows or compares what the generator makes, use this one package.
+package plan
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	sdunit "github.com/coreos/go-systemd/v22/unit"
+
+	"berth/generator/device"
+	"berth/generator/file"
+	"berth/generator/goalstate"
+	"berth/generator/unit"
+	"berth/templates"
+)
+
+// Budgets of the steps whose time does not depend on what is waited for, as in the static units.
+const (
+	guardBudget  = 30 * time.Second
+	renderBudget = 30 * time.Second
+	// grace is what systemd gives a helper beyond its own budget: a helper that keeps to it can still tell what it
+	// waited for, one that hangs is ended.
+	grace = 10 * time.Second
+)
+
+// fallback is the static unit that answers for a slot without a valid goal state, as seen on the host.
+const fallback = "/usr/lib/systemd/system/node@.service"
+
+// defaultTimeouts are those of a slot that still runs but is not in the goal state any more.
+var defaultTimeouts = goalstate.Timeouts{Ready: 2 * time.Minute, AfterStart: 3 * time.Minute}
+
+// Units returns the unit files of all slots, with paths relative to the generator's output folder.
+//
+// held names the slots that hold a claim on the host (their node may be running). What keeps such a slot whole is made for
+// it even if the goal state has lost it or is broken, so that a daemon-reload neither takes a device from the running
+// machine nor leaves a machine that "systemctl stop node@<slot>" does not stop.
+//
+// A goal state that is broken is handed in as what is certain of it: no slots, and perhaps Boot. goal may be nil.
+func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
+	if goal == nil {
+		goal = &goalstate.GoalState{}
+	}
+	p := planner{from: "no valid goal state, because the slot still holds a claim on the host"}
+	if len(goal.Sources) > 0 {
+		source, err := unit.Value(goal.Sources[0])
+		if err != nil {
+			return nil, fmt.Errorf("SourcePath=: %w", err)
+		}
+		p.source, p.from = source, sources(goal.Sources)
+	}
+	for _, name := range slices.Sorted(maps.Keys(goal.Slots)) {
+		slot := goal.Slots[name]
+		p.node(slot)
+		p.machine(name, slot.Timeouts)
+		p.budgets(slot)
+		p.order(slot, goal)
+	}
+	for _, name := range held {
+		if goal.Slots[name] == nil {
+			p.machine(name, defaultTimeouts)
+		}
+	}
+	if goal.Boot != "" {
+		p.boot(goal)
+	}
+	file.Sort(p.files)
+	return p.files, nil
+}
+
+type planner struct {
+	source string // value of SourcePath=
+	from   string // for the first line of each file
+	files  []file.File
+}
+
+func (p *planner) add(name, template string, values map[string]string) {
+	values["SOURCES"] = p.from
+	p.files = append(p.files, file.File{Path: name, Mode: 0o644, Content: templates.Fill(template, values)})
+}
+
+func (p *planner) node(s *goalstate.Slot) {
+	p.add("node@"+s.Name+".service", "node@.service", map[string]string{
+		"SLOT": s.Name, "MACHINE": s.MachineName(), "SOURCE": p.source, "START": seconds(total(s.Timeouts)),
+	})
+}
+
+// machine adds the drop-in of the distribution's own unit of the slot's machine, and what belongs to it.
+func (p *planner) machine(slot string, t goalstate.Timeouts) {
+	machine := goalstate.MachineName(slot)
+	bpffs := sdunit.UnitNamePathEscape("/run/bpffs/"+machine) + ".mount"
+	p.add(bpffs, "bpffs.mount", map[string]string{"MACHINE": machine})
+	p.add("systemd-nspawn@"+machine+".service.d/50-berth.conf", "systemd-nspawn@.service.d", map[string]string{
+		"SLOT":    slot,
+		"BPFFS":   bpffs,
+		"START":   seconds(t.Ready),
+		"DEVICES": device.Lines(),
+		"BEFORE": strings.Join(instances(slot,
+			"node-peer-guard", "node-render-nspawn", "node-render-containerd", "node-render-kubelet"), " "),
+	})
+}
+
+// budgets adds the drop-ins of those steps whose time the goal state sets.
+func (p *planner) budgets(s *goalstate.Slot) {
+	for step, budget := range map[string]time.Duration{
+		"node-wait-dbus":   s.Timeouts.Ready,
+		"node-nvidia-wire": s.Timeouts.AfterStart,
+		"node-containerd":  s.Timeouts.Ready,
+		"node-kubelet":     s.Timeouts.Ready,
+	} {
+		p.add(step+"@"+s.Name+".service.d/50-berth.conf", "budget.conf", map[string]string{
+			"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
+		})
+	}
+	if c := s.Kubelet.BootstrapTokenCredential; c != "" {
+		p.add("node-render-kubelet@"+s.Name+".service.d/50-berth.conf", "credential.conf", map[string]string{"CREDENTIAL": unit.Word(c)})
+	}
+}
+
+// total bounds node@ itself, which runs while all steps of its chain run one after the other.
+func total(t goalstate.Timeouts) time.Duration {
+	const steps = 8 // guard, render, machine, wait-dbus, nvidia-wire, containerd, kubelet, wait-kubelet
+	return guardBudget + renderBudget + 5*t.Ready + t.AfterStart + t.Settle + steps*grace
+}
+
+// order adds the ordering of the slot's guard after those of its peers that come first by name.
+func (p *planner) order(s *goalstate.Slot, goal *goalstate.GoalState) {
+	var before []string
+	for _, name := range slices.Sorted(maps.Keys(goal.Slots)) {
+		if name < s.Name && (slices.Contains(s.Peers, name) || slices.Contains(goal.Slots[name].Peers, s.Name)) {
+			before = append(before, instances(name, "node-peer-guard")...)
+		}
+	}
+	if len(before) > 0 {
+		p.add("node-peer-guard@"+s.Name+".service.d/50-berth.conf", "guard-order.conf", map[string]string{"GUARDS": strings.Join(before, " ")})
+	}
+}
+
+// boot adds the link that starts a slot at boot. Units from a generator cannot be enabled by systemctl, and the boot slot
+// of a broken goal state gets the link too: its start fails and says why, instead of a host that silently has no node.
+func (p *planner) boot(goal *goalstate.GoalState) {
+	target := fallback
+	if goal.Slots[goal.Boot] != nil {
+		target = "../node@" + goal.Boot + ".service"
+	}
+	p.files = append(p.files, file.File{
+		Path: path.Join("multi-user.target.wants", "node@"+goal.Boot+".service"), Mode: fs.ModeSymlink | 0o777, Content: []byte(target),
+	})
+}
+
+func instances(slot string, templates ...string) []string {
+	units := make([]string, len(templates))
+	for i, t := range templates {
+		units[i] = t + "@" + slot + ".service"
+	}
+	return units
+}
+
+// sources lists files for a comment. A file's name may hold anything but must not end the comment.
+func sources(files []string) string {
+	shown := make([]string, len(files))
+	for i, f := range files {
+		if _, err := unit.Raw(f); err != nil {
+			f = strconv.Quote(f)
+		}
+		shown[i] = f
+	}
+	return strings.TrimSuffix(strings.Join(shown, ", "), `\`)
+}
+
+// seconds writes d for systemd (systemd.time(7)) and for time.ParseDuration alike.
+func seconds(d time.Duration) string {
+	if d%time.Second == 0 {
+		return strconv.FormatInt(int64(d/time.Second), 10) + "s"
+	}
+	return strconv.FormatInt(d.Milliseconds(), 10) + "ms"
+}
