@@ -42,7 +42,8 @@ var defaultTimeouts = goalstate.Timeouts{Ready: 2 * time.Minute, AfterStart: 3 *
 // it even if the goal state has lost it or is broken, so that a daemon-reload neither takes a device from the running
 // machine nor leaves a machine that "systemctl stop node@<slot>" does not stop.
 //
-// A goal state that is broken is handed in as what is certain of it: no slots, and perhaps Boot. goal may be nil.
+// Of a goal state that is Partial only the boot link is made: the static node@.service answers for its slots. goal may be
+// nil.
 func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 	if goal == nil {
 		goal = &goalstate.GoalState{}
@@ -55,20 +56,24 @@ func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 		}
 		p.source, p.from = source, sources(goal.Sources)
 	}
-	for _, name := range slices.Sorted(maps.Keys(goal.Slots)) {
-		slot := goal.Slots[name]
+	slots := goal.Slots
+	if goal.Partial {
+		slots = nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(slots)) {
+		slot := slots[name]
 		p.node(slot)
 		p.machine(name, slot.Timeouts)
 		p.budgets(slot)
-		p.order(slot, goal)
+		p.order(slot, slots)
 	}
 	for _, name := range held {
-		if goal.Slots[name] == nil {
+		if slots[name] == nil {
 			p.machine(name, defaultTimeouts)
 		}
 	}
 	if goal.Boot != "" {
-		p.boot(goal)
+		p.boot(goal.Boot, slots[goal.Boot] != nil)
 	}
 	file.Sort(p.files)
 	return p.files, nil
@@ -130,10 +135,10 @@ func total(t goalstate.Timeouts) time.Duration {
 }
 
 // order adds the ordering of the slot's guard after those of its peers that come first by name.
-func (p *planner) order(s *goalstate.Slot, goal *goalstate.GoalState) {
+func (p *planner) order(s *goalstate.Slot, slots map[string]*goalstate.Slot) {
 	var before []string
-	for _, name := range slices.Sorted(maps.Keys(goal.Slots)) {
-		if name < s.Name && (slices.Contains(s.Peers, name) || slices.Contains(goal.Slots[name].Peers, s.Name)) {
+	for _, name := range slices.Sorted(maps.Keys(slots)) {
+		if name < s.Name && (slices.Contains(s.Peers, name) || slices.Contains(slots[name].Peers, s.Name)) {
 			before = append(before, instances(name, "node-peer-guard")...)
 		}
 	}
@@ -144,13 +149,13 @@ func (p *planner) order(s *goalstate.Slot, goal *goalstate.GoalState) {
 
 // boot adds the link that starts a slot at boot. Units from a generator cannot be enabled by systemctl, and the boot slot
 // of a broken goal state gets the link too: its start fails and says why, instead of a host that silently has no node.
-func (p *planner) boot(goal *goalstate.GoalState) {
+func (p *planner) boot(slot string, valid bool) {
 	target := fallback
-	if goal.Slots[goal.Boot] != nil {
-		target = "../node@" + goal.Boot + ".service"
+	if valid {
+		target = "../node@" + slot + ".service"
 	}
 	p.files = append(p.files, file.File{
-		Path: path.Join("multi-user.target.wants", "node@"+goal.Boot+".service"), Mode: fs.ModeSymlink | 0o777, Content: []byte(target),
+		Path: path.Join("multi-user.target.wants", "node@"+slot+".service"), Mode: fs.ModeSymlink | 0o777, Content: []byte(target),
 	})
 }
 

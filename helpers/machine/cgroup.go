@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/generator/file"
+	"berth/helpers/step"
 )
 
 // Process is a process on the host.
@@ -73,21 +75,27 @@ func ignoreGone(err error) error {
 func isENODEV(err error) bool { return errors.Is(err, unix.ENODEV) }
 
 // Kill ends all processes of a cgroup at once (cgroup.kill, Linux 5.14) and returns when they are gone.
-func Kill(cgroup string, wait func(events <-chan struct{}, populated func() (bool, error)) error) error {
-	events, stop, err := Watch(filepath.Join(cgroup, "cgroup.events"), unix.IN_MODIFY)
+func Kill(ctx context.Context, s *step.Step, cgroup string) error {
+	watch, err := NewWatch()
 	if err != nil {
+		return err
+	}
+	defer watch.Close()
+	if err := watch.Add(filepath.Join(cgroup, "cgroup.events"), unix.IN_MODIFY); err != nil {
 		return ignoreGone(err)
 	}
-	defer stop()
 	if err := os.WriteFile(filepath.Join(cgroup, "cgroup.kill"), []byte("1"), 0); err != nil {
 		return ignoreGone(err)
 	}
-	return wait(events, func() (bool, error) { return Populated(cgroup) })
+	return s.Wait(ctx, "the end of all processes in "+cgroup, watch.Events(), func(context.Context) (step.State, error) {
+		still, err := populated(cgroup)
+		return step.State{Done: !still, Seen: "some are still there"}, err
+	})
 }
 
-// Populated tells whether a cgroup or one below it has processes (cgroups(7), cgroup.events). One that does not exist has
+// populated tells whether a cgroup or one below it has processes (cgroups(7), cgroup.events). One that does not exist has
 // none.
-func Populated(cgroup string) (bool, error) {
+func populated(cgroup string) (bool, error) {
 	text, err := os.ReadFile(filepath.Join(cgroup, "cgroup.events"))
 	if err != nil {
 		return false, ignoreGone(err)

@@ -44,6 +44,7 @@ func (s *Step) Wait(ctx context.Context, what string, events <-chan struct{}, ch
 	}
 }
 
+// late is the error for a context that has ended.
 func (s *Step) late(ctx context.Context, what, last string) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return ctx.Err()
@@ -51,6 +52,11 @@ func (s *Step) late(ctx context.Context, what, last string) error {
 	if last == "" {
 		last = "no answer"
 	}
+	return s.Late(what, last)
+}
+
+// Late makes the error of a step that has used up its budget.
+func (s *Step) Late(what, last string) error {
 	return &Failure{ExitNotReady, fmt.Errorf("%s: not within %v: %s", what, s.Budget, last)}
 }
 
