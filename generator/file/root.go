@@ -1,0 +1,569 @@
+package file
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
+)
+
+// parentMode is what folders get that only had to be there for something below them.
+const parentMode fs.FileMode = 0o755
+
+// ErrRefused is wrapped by every error about something that is there, but is not of a kind that may be read or replaced.
+var ErrRefused = errors.New("refused")
+
+// Root reads and writes beneath one folder that may hold anything, such as the root file system of a machine whose
+// root user is not trusted. It behaves as a chroot into that folder would: ".." stops there, an absolute link begins
+// there, whoever swaps links and folders meanwhile. Lookups are openat2(2) with RESOLVE_IN_ROOT; on kernels before 5.6,
+// and where a seccomp filter hides that call, filepath-securejoin walks the path handle by handle instead.
+//
+// Paths are slash-separated and clean, with or without a leading slash, without "..", and "." is the folder itself.
+// Errors name the path, the root, what is in the way and what may be there.
+//
+// A Root may be used by many goroutines, and several processes may write the same file: the last one wins, none fails,
+// no reader sees a mixture. It needs /proc.
+type Root struct {
+	dir *os.File // O_PATH
+}
+
+// OpenRoot returns a Root for dir, which must be a folder. Links in dir itself belong to the caller and are followed.
+func OpenRoot(dir string) (*Root, error) {
+	f, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &Root{f}, nil
+}
+
+// Close gives up the handle; what Open and Handle returned stays open.
+func (r *Root) Close() error { return r.dir.Close() }
+
+// Name returns the folder as it was given to OpenRoot.
+func (r *Root) Name() string { return r.dir.Name() }
+
+// Write makes f exist exactly as described, and says whether anything had to change: what already has the right kind,
+// mode, owner and content is left alone, inode and all. Folders above f are made as 0755 where they are missing.
+//
+// A regular file or a symbolic link is replaced by rename(2), after fsync(2), so that at any moment, and after a crash,
+// the path shows either the old or the new. The last element of the path is never followed: a link there is itself
+// replaced. Anything else in its place (a folder, device, FIFO or socket) is refused. A folder that is there already
+// only gets its mode set; there a link to a folder counts as the folder, as /var/lib/kubelet often is one.
+//
+// Modes are exact whatever the umask. A new file is 0600 until its own mode is set, before it has content. Only a kill
+// can leave a temporary file behind; its name is a dot, the last element of f.Path and a number.
+func (r *Root) Write(f File) (changed bool, err error) {
+	changed, dir, err := r.write(f, nil)
+	dir.close()
+	return changed, err
+}
+
+// WriteAll writes files in the order given and returns the paths of those that had to change. An error does not keep
+// the other files from being written: the errors are joined.
+func (r *Root) WriteAll(files []File) (changed []string, err error) {
+	var dir *folder // that of the file before, as neighbours mostly share one
+	var errs []error
+	for _, f := range files {
+		var did bool
+		did, dir, err = r.write(f, dir)
+		if err != nil {
+			errs = append(errs, err)
+		} else if did {
+			changed = append(changed, f.Path)
+		}
+	}
+	dir.close()
+	return changed, errors.Join(errs...)
+}
+
+// Remove removes the file, link or empty folder at name, never what a link points at. Nothing there is no error.
+func (r *Root) Remove(name string) error {
+	dir, base, err := r.parent(name)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return nil
+	} else if err != nil {
+		return r.wrap(name, err)
+	}
+	defer dir.Close()
+	err = unix.Unlinkat(int(dir.Fd()), base, 0)
+	if err == unix.EISDIR {
+		err = unix.Unlinkat(int(dir.Fd()), base, unix.AT_REMOVEDIR)
+	}
+	switch err {
+	case nil, unix.ENOENT, unix.ENOTDIR: // the parent is not a folder
+		return nil
+	case unix.ENOTEMPTY:
+		return r.refuse(name, "is a folder that is not empty", "remove what is in it first")
+	}
+	return r.wrap(name, err)
+}
+
+// Handle returns an O_PATH handle for whatever name leads to, with links followed inside the root. /proc/self/fd/N of
+// it is how to connect(2) to a socket beneath the root.
+func (r *Root) Handle(name string) (*os.File, error) {
+	f, err := r.lookup(name)
+	return f, r.wrap(name, err)
+}
+
+// Open opens the regular file that name leads to for reading, with links followed inside the root. It never blocks, and
+// never so much as opens a device or FIFO.
+func (r *Root) Open(name string) (*os.File, error) {
+	h, err := r.Handle(name)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	info, err := h.Stat()
+	if err != nil {
+		return nil, r.wrap(name, err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, r.refuse(name, "is "+kind(info), "want a regular file")
+	}
+	f, err := reopen(h)
+	return f, r.wrap(name, err)
+}
+
+// Read returns the content of the regular file that name leads to; more than limit bytes is an error.
+func (r *Root) Read(name string, limit int64) ([]byte, error) {
+	f, err := r.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, r.wrap(name, err)
+	}
+	if int64(len(b)) > limit {
+		return nil, r.refuse(name, fmt.Sprintf("is larger than %d bytes", limit), "want a smaller file")
+	}
+	return b, nil
+}
+
+// ReadDir returns the entries of the folder that name leads to, sorted by name.
+func (r *Root) ReadDir(name string) ([]fs.DirEntry, error) {
+	h, err := r.Handle(name)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	// Opening "self/." of what is no folder fails before it could have an effect on a device.
+	d, err := os.Open(procPath(h) + "/.")
+	if err != nil {
+		return nil, r.wrap(name, errors.Unwrap(err))
+	}
+	defer d.Close()
+	entries, err := d.ReadDir(-1)
+	if err != nil {
+		return nil, r.wrap(name, err)
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(a.Name(), b.Name()) })
+	for i, e := range entries {
+		entries[i] = entry{e, r, path.Join(name, e.Name())}
+	}
+	return entries, nil
+}
+
+// entry replaces os's Info, which would go by the path of a handle that is closed by then.
+type entry struct {
+	fs.DirEntry
+	root *Root
+	path string
+}
+
+func (e entry) Info() (fs.FileInfo, error) { return e.root.Lstat(e.path) }
+
+// Stat describes what name leads to, with links followed inside the root.
+func (r *Root) Stat(name string) (fs.FileInfo, error) {
+	h, err := r.Handle(name)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	return h.Stat()
+}
+
+// Lstat is Stat, but describes a link at name instead of what it leads to.
+func (r *Root) Lstat(name string) (fs.FileInfo, error) {
+	if p, err := clean(name); err != nil || p == "." {
+		return r.Stat(name)
+	}
+	dir, base, err := r.parent(name)
+	if err != nil {
+		return nil, r.wrap(name, err)
+	}
+	defer dir.Close()
+	h, info, err := look(dir, base)
+	h.Close()
+	return info, r.wrap(name, err)
+}
+
+// Readlink returns the target of the symbolic link at name, as it stands there.
+func (r *Root) Readlink(name string) (string, error) {
+	dir, base, err := r.parent(name)
+	if err != nil {
+		return "", r.wrap(name, err)
+	}
+	defer dir.Close()
+	h, info, err := look(dir, base)
+	if err != nil {
+		return "", r.wrap(name, err)
+	}
+	defer h.Close()
+	if info.Mode().Type() != fs.ModeSymlink {
+		return "", r.refuse(name, "is "+kind(info), "want a symbolic link")
+	}
+	target, err := readlink(h)
+	return target, r.wrap(name, err)
+}
+
+// folder is an opened folder that is being written to.
+type folder struct {
+	path string
+	dir  *os.File // O_PATH
+	root *os.Root // the same folder, for renameio; nil until something must be written
+}
+
+func (d *folder) close() {
+	if d == nil {
+		return
+	}
+	d.dir.Close()
+	if d.root != nil {
+		d.root.Close()
+	}
+}
+
+// write is Write. It takes the folder of a write just before, or nil, and returns the one it used, to be handed to the
+// next write or closed.
+func (r *Root) write(f File, d *folder) (bool, *folder, error) {
+	p, err := clean(f.Path)
+	if err == nil {
+		err = check(f, p)
+	}
+	if err != nil {
+		return false, d, r.wrap(f.Path, err)
+	}
+	if d == nil || d.path != path.Dir(p) {
+		d.close()
+		dir, err := r.mkdirAll(path.Dir(p))
+		if err != nil {
+			return false, nil, fmt.Errorf("cannot write %s: %w", p, err)
+		}
+		d = &folder{path: path.Dir(p), dir: dir}
+	}
+	var changed bool
+	if f.Mode.IsDir() {
+		changed, err = r.writeDir(d, p, f.Mode.Perm())
+	} else {
+		changed, err = r.replace(d, p, f)
+	}
+	return changed, d, err
+}
+
+// check refuses what no plan of ours should hold.
+func check(f File, p string) error {
+	switch mode := f.Mode &^ fs.ModePerm; {
+	case p == ".":
+		return fmt.Errorf("is the root itself: want a path beneath it")
+	case mode != 0 && mode != fs.ModeDir && mode != fs.ModeSymlink:
+		return fmt.Errorf("mode %v: want permission bits, with ModeDir or ModeSymlink at most", f.Mode)
+	case mode == fs.ModeSymlink && (len(f.Content) == 0 || bytes.IndexByte(f.Content, 0) >= 0):
+		return fmt.Errorf("link target %q: want a path", f.Content)
+	case mode == fs.ModeDir && len(f.Content) > 0:
+		return fmt.Errorf("is a folder with content: want none")
+	}
+	return nil
+}
+
+// replace puts a regular file or a link at p, whose last element is looked up in d.
+func (r *Root) replace(d *folder, p string, f File) (bool, error) {
+	base := path.Base(p)
+	h, info, err := look(d.dir, base)
+	if err == nil {
+		defer h.Close()
+		switch info.Mode().Type() {
+		case 0, fs.ModeSymlink:
+		default:
+			return false, r.refuse(p, "is "+kind(info), "want a regular file, a symbolic link, or nothing in this place")
+		}
+		if same(h, info, f) {
+			return false, nil
+		}
+	} else if !errors.Is(err, unix.ENOENT) {
+		return false, r.wrap(p, err)
+	}
+	if f.Mode.Type() == fs.ModeSymlink {
+		err = d.symlink(string(f.Content), base)
+	} else {
+		err = d.replaceFile(f, base)
+	}
+	return err == nil, r.wrap(p, err)
+}
+
+// same says whether what h refers to is f already. Whatever cannot be read is not the same.
+func same(h *os.File, info fs.FileInfo, f File) bool {
+	if info.Mode().Type() != f.Mode.Type() || info.Size() != int64(len(f.Content)) || !ours(info) {
+		return false
+	}
+	if f.Mode.Type() == fs.ModeSymlink {
+		target, err := readlink(h)
+		return err == nil && target == string(f.Content)
+	}
+	if info.Mode() != f.Mode {
+		return false
+	}
+	old, err := reopen(h)
+	if err != nil {
+		return false
+	}
+	defer old.Close()
+	b, err := io.ReadAll(io.LimitReader(old, info.Size()+1))
+	return err == nil && bytes.Equal(b, f.Content)
+}
+
+// ours says whether the file belongs to the user that we run as. The owner can change a file, and read it whatever its
+// mode is, so a secret that was handed to another user is not what was asked for.
+func ours(info fs.FileInfo) bool { return int(info.Sys().(*syscall.Stat_t).Uid) == os.Geteuid() }
+
+// replaceFile leaves the temporary file and the rename to renameio.
+func (d *folder) replaceFile(f File, base string) (err error) {
+	if d.root == nil {
+		if d.root, err = os.OpenRoot(procPath(d.dir)); err != nil {
+			return err
+		}
+	}
+	t, err := renameio.NewPendingFile(base, renameio.WithRoot(d.root), renameio.WithStaticPermissions(f.Mode.Perm()))
+	if err != nil {
+		return err
+	}
+	defer t.Cleanup()
+	if _, err := t.Write(f.Content); err != nil {
+		return err
+	}
+	return t.CloseAtomicallyReplace()
+}
+
+// symlink is not renameio's SymlinkRoot, which makes a folder for the temporary link and removes it again.
+func (d *folder) symlink(target, base string) error {
+	fd, tmp := int(d.dir.Fd()), temporary(base)
+	if err := unix.Symlinkat(target, fd, tmp); err != nil {
+		return err
+	}
+	err := unix.Renameat(fd, tmp, fd, base)
+	if err != nil {
+		unix.Unlinkat(fd, tmp, 0)
+	}
+	return err
+}
+
+func (r *Root) writeDir(d *folder, p string, mode fs.FileMode) (bool, error) {
+	h, err := r.openDir(p)
+	if errors.Is(err, unix.ENOENT) {
+		if h, err = mkdir(d.dir, path.Base(p), mode); err == nil {
+			return true, h.Close()
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			return false, r.wrap(p, err)
+		}
+		h, err = r.openDir(p)
+	}
+	if err != nil {
+		return false, err
+	}
+	defer h.Close()
+	info, err := h.Stat()
+	if err != nil || info.Mode() == fs.ModeDir|mode {
+		return false, r.wrap(p, err)
+	}
+	err = os.Chmod(procPath(h), mode)
+	return err == nil, r.wrap(p, err)
+}
+
+// mkdirAll opens the folder p and makes it and those above it as far as they are missing. It is not securejoin's
+// MkdirAllHandle because that obeys the umask, and does not tell which folders are new.
+func (r *Root) mkdirAll(p string) (*os.File, error) {
+	dir, err := r.openDir(p)
+	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
+		return dir, err
+	}
+	above, err := r.mkdirAll(path.Dir(p))
+	if err != nil {
+		return nil, err
+	}
+	defer above.Close()
+	dir, err = mkdir(above, path.Base(p), parentMode)
+	if errors.Is(err, unix.EEXIST) {
+		return r.openDir(p)
+	}
+	return dir, r.wrap(p, err)
+}
+
+// openDir opens the folder that p leads to.
+func (r *Root) openDir(p string) (*os.File, error) {
+	h, err := r.lookup(p)
+	if errors.Is(err, unix.ENOENT) {
+		if info, lerr := r.Lstat(p); lerr == nil && info.Mode().Type() == fs.ModeSymlink {
+			target, _ := r.Readlink(p)
+			return nil, r.refuse(p, fmt.Sprintf("is a link to %q, which is not there", target), "want a folder or a link to one")
+		}
+	}
+	if err != nil {
+		return nil, r.wrap(p, err)
+	}
+	info, err := h.Stat()
+	if err == nil && !info.IsDir() {
+		err = r.refuse(p, "is "+kind(info), "want a folder")
+	}
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// mkdir makes a folder that has its final mode from the start, and opens it as O_PATH.
+func mkdir(dir *os.File, base string, mode fs.FileMode) (h *os.File, err error) {
+	fd, tmp := int(dir.Fd()), temporary(base)
+	if err := unix.Mkdirat(fd, tmp, 0o700); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			unix.Unlinkat(fd, tmp, unix.AT_REMOVEDIR)
+			h.Close()
+			h = nil
+		}
+	}()
+	if h, _, err = look(dir, tmp); err != nil {
+		return h, err
+	}
+	if err := os.Chmod(procPath(h), mode); err != nil {
+		return h, err
+	}
+	// Without NOREPLACE this would take an empty folder away from another writer that has just opened it.
+	return h, unix.Renameat2(fd, tmp, fd, base, unix.RENAME_NOREPLACE)
+}
+
+// temporary returns a name of the form that renameio uses as well.
+func temporary(base string) string { return "." + base + strconv.FormatInt(rand.Int64(), 10) }
+
+// lookup opens what name leads to as O_PATH. Securejoin's OpenatInRoot makes the same call, but then asks /proc for the
+// name of what it got, which takes four times as long; so it only gets what a first try leaves open: retries while the
+// tree is being changed (EAGAIN), and kernels without the call.
+func (r *Root) lookup(name string) (*os.File, error) {
+	p, err := clean(name)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.Openat2(int(r.dir.Fd()), p, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	switch err {
+	case nil:
+		return os.NewFile(uintptr(fd), path.Join(r.Name(), p)), nil
+	case unix.ENOENT:
+		return nil, err
+	}
+	return pathrs.OpenatInRoot(r.dir, p)
+}
+
+// parent opens the folder that holds the last element of name.
+func (r *Root) parent(name string) (dir *os.File, base string, err error) {
+	p, err := clean(name)
+	if err != nil {
+		return nil, "", err
+	}
+	if p == "." {
+		return nil, "", errors.New("is the root itself: want a path beneath it")
+	}
+	dir, err = r.lookup(path.Dir(p))
+	return dir, path.Base(p), err
+}
+
+func clean(name string) (string, error) {
+	p := cmp.Or(strings.TrimPrefix(name, "/"), ".")
+	if name == "" || !fs.ValidPath(p) || strings.IndexByte(p, 0) >= 0 {
+		return "", errors.New("want a clean path, without \"..\"")
+	}
+	return p, nil
+}
+
+// look opens base in dir as O_PATH, which has no effect on a device or FIFO and does not follow a link.
+func look(dir *os.File, base string) (*os.File, fs.FileInfo, error) {
+	fd, err := unix.Openat(int(dir.Fd()), base, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	h := os.NewFile(uintptr(fd), base)
+	info, err := h.Stat()
+	if err != nil {
+		h.Close()
+		return nil, nil, err
+	}
+	return h, info, nil
+}
+
+// reopen opens an O_PATH handle for reading. O_NONBLOCK is for leases (fcntl(2)): a process in the machine could hold one
+// and make open wait for up to /proc/sys/fs/lease-break-time.
+func reopen(h *os.File) (*os.File, error) {
+	fd, err := unix.Open(procPath(h), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), h.Name()), nil
+}
+
+func readlink(h *os.File) (string, error) {
+	b := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(int(h.Fd()), "", b)
+	return string(b[:max(n, 0)]), err
+}
+
+func procPath(h *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(h.Fd())) }
+
+func kind(info fs.FileInfo) string {
+	switch info.Mode().Type() {
+	case 0:
+		return "a regular file"
+	case fs.ModeDir:
+		return "a folder"
+	case fs.ModeSymlink:
+		return "a symbolic link"
+	case fs.ModeNamedPipe:
+		return "a FIFO"
+	case fs.ModeSocket:
+		return "a socket"
+	}
+	return "a device"
+}
+
+func (r *Root) refuse(name, is, want string) error {
+	return fmt.Errorf("%q beneath %s: %w: it %s; %s", name, r.Name(), ErrRefused, is, want)
+}
+
+func (r *Root) wrap(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	// The libraries' PathErrors would repeat the path, as a temporary name or as it looks from outside.
+	for perr := (*fs.PathError)(nil); errors.As(err, &perr); {
+		err = perr.Err
+	}
+	return fmt.Errorf("%q beneath %s: %w", name, r.Name(), err)
+}
