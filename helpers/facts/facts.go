@@ -34,7 +34,7 @@ type Machine struct {
 	// ContainerdMain is the path of containerd's main package in the build information of the binary, such as
 	// "github.com/containerd/containerd/v2/cmd/containerd"; empty where the build left it out.
 	ContainerdMain string
-	// ContainerdPackage is the version of the installed Debian package that has the binary's job; empty: none.
+	// ContainerdPackage is the version of the Debian package that containerd's binary belongs to; empty: none.
 	ContainerdPackage string
 	// Wants are the links in /etc/systemd/system that pull in containerd.service or kubelet.service at boot, from other
 	// targets than berth's; relative to Root, sorted.
@@ -45,6 +45,7 @@ type Machine struct {
 
 // Binary is a program in the machine's root file system.
 type Binary struct {
-	// Problem says why it cannot be run; empty: it is an executable regular file.
+	// Problem says why it cannot be run, as what follows its name in a sentence ("does not exist"); empty: it is an
+	// executable regular file.
 	Problem string
 }

@@ -79,7 +79,7 @@ func Containerd(slot *goalstate.Slot, sources []string, m facts.Machine) (Output
 func (r *renderer) configVersion(m facts.Machine) (version int, ok bool) {
 	switch c := r.slot.Containerd; {
 	case c.ConfigVersion != 0:
-		return c.ConfigVersion, layouts[c.ConfigVersion].images != ""
+		return c.ConfigVersion, true
 	case m.Containerd.Problem != "":
 		return 0, false // already said, and there is nothing to go by
 	case strings.HasPrefix(m.ContainerdMain, "github.com/containerd/containerd/v2/"):
@@ -109,7 +109,7 @@ func (r *renderer) containerdConfig(version int) map[string]any {
 			"default_runtime_name": "runc",
 			"runtimes": map[string]any{"runc": map[string]any{
 				"runtime_type": "io.containerd.runc.v2",
-				// Session keyrings are not name-spaced: a quota of the host's kernel that containers need not use up.
+				// A session keyring per container would count against one quota of the host's kernel.
 				"options": map[string]any{"BinaryName": c.Runc, "SystemdCgroup": true, "NoNewKeyring": true},
 			}},
 		},
@@ -141,8 +141,9 @@ func (r *renderer) checkContainerd(version int) {
 		r.errorf("containerd.config.version: %v, but this slot's containerd takes version %d: take it out, or set "+
 			"containerd.config_version", v, version)
 	}
-	for plugin, keys := range layouts[version].foreign {
-		table := at(user, "plugins", plugin)
+	foreign := layouts[version].foreign
+	for _, plugin := range slices.Sorted(maps.Keys(foreign)) {
+		keys, table := foreign[plugin], at(user, "plugins", plugin)
 		if keys == nil {
 			keys = slices.Sorted(maps.Keys(table))
 		}
