@@ -13,10 +13,11 @@ import (
 var Allowed = []Rule{
 	{"char-nvidia*", []string{"/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/nvidia-caps-imex-channels/*"}}, // nvidia, nvidia-frontend, -uvm, -modeset, -nvswitch, -caps, -caps-imex-channels
 	{"char-drm", []string{"/dev/dri/*"}},
-	{"char-kfd", []string{"/dev/kfd"}}, // AMD
-	{"char-infiniband*", []string{"/dev/infiniband/*"}},
-	{"char-ipvtap", nil},  // network devices of pods, made inside the machine
-	{"char-macvtap", nil}, // the same
+	{"char-kfd", []string{"/dev/kfd"}},                  // AMD
+	{"char-infiniband*", []string{"/dev/infiniband/*"}}, // infiniband_verbs, infiniband_mad
+	{"/dev/infiniband/rdma_cm", nil},                    // misc, though in the same folder (drivers/infiniband/core/ucma.c)
+	{"char-ipvtap", nil},                                // network devices of pods, made inside the machine
+	{"char-macvtap", nil},                               // the same
 	{"/dev/kmsg", []string{"/dev/kmsg"}},
 	{"/dev/kvm", []string{"/dev/kvm"}},
 	{"/dev/vhost-net", []string{"/dev/vhost-net"}},

@@ -374,8 +374,11 @@ func (d *folder) symlink(target, base string) error {
 func (r *Root) writeDir(d *folder, p string, mode fs.FileMode) (bool, error) {
 	h, err := r.openDir(p)
 	if errors.Is(err, unix.ENOENT) {
-		if made, err := mkdir(d.dir, path.Base(p), mode); err != nil || made {
-			return made, r.wrap(p, err)
+		if h, err = mkdir(d.dir, path.Base(p), mode); err == nil {
+			return true, h.Close()
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			return false, r.wrap(p, err)
 		}
 		h, err = r.openDir(p)
 	}
@@ -403,10 +406,11 @@ func (r *Root) mkdirAll(p string) (*os.File, error) {
 		return nil, err
 	}
 	defer above.Close()
-	if _, err := mkdir(above, path.Base(p), parentMode); err != nil {
-		return nil, r.wrap(p, err)
+	dir, err = mkdir(above, path.Base(p), parentMode)
+	if errors.Is(err, unix.EEXIST) {
+		return r.openDir(p)
 	}
-	return r.openDir(p)
+	return dir, r.wrap(p, err)
 }
 
 // openDir opens the folder that p leads to.
@@ -432,40 +436,48 @@ func (r *Root) openDir(p string) (*os.File, error) {
 	return h, nil
 }
 
-// mkdir makes a folder with its final mode in one step, and says whether it did: false if the name is taken.
-func mkdir(dir *os.File, base string, mode fs.FileMode) (made bool, err error) {
+// mkdir makes a folder that has its final mode from the start, and opens it as O_PATH.
+func mkdir(dir *os.File, base string, mode fs.FileMode) (h *os.File, err error) {
 	fd, tmp := int(dir.Fd()), temporary(base)
 	if err := unix.Mkdirat(fd, tmp, 0o700); err != nil {
-		return false, err
+		return nil, err
 	}
 	defer func() {
-		if !made {
+		if err != nil {
 			unix.Unlinkat(fd, tmp, unix.AT_REMOVEDIR)
+			h.Close()
+			h = nil
 		}
 	}()
-	h, _, err := look(dir, tmp)
-	if err != nil {
-		return false, err
+	if h, _, err = look(dir, tmp); err != nil {
+		return h, err
 	}
-	defer h.Close()
 	if err := os.Chmod(procPath(h), mode); err != nil {
-		return false, err
+		return h, err
 	}
 	// Without NOREPLACE this would take an empty folder away from another writer that has just opened it.
-	err = unix.Renameat2(fd, tmp, fd, base, unix.RENAME_NOREPLACE)
-	if err == unix.EEXIST {
-		return false, nil
-	}
-	return err == nil, err
+	return h, unix.Renameat2(fd, tmp, fd, base, unix.RENAME_NOREPLACE)
 }
 
 // temporary returns a name of the form that renameio uses as well.
 func temporary(base string) string { return "." + base + strconv.FormatInt(rand.Int64(), 10) }
 
-// lookup is openat2(O_PATH, RESOLVE_IN_ROOT).
+// lookup opens what name leads to as O_PATH. Securejoin's OpenatInRoot makes the same call, but then asks /proc for the
+// name of what it got, which takes four times as long; so it only gets what a first try leaves open: retries while the
+// tree is being changed (EAGAIN), and kernels without the call.
 func (r *Root) lookup(name string) (*os.File, error) {
 	p, err := clean(name)
 	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.Openat2(int(r.dir.Fd()), p, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	switch err {
+	case nil:
+		return os.NewFile(uintptr(fd), path.Join(r.Name(), p)), nil
+	case unix.ENOENT:
 		return nil, err
 	}
 	return pathrs.OpenatInRoot(r.dir, p)

@@ -54,7 +54,7 @@ func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("SourcePath=: %w", err)
 		}
-		p.source, p.from = source, sources(goal.Sources)
+		p.source, p.from = source, unit.Sources(goal.Sources)
 	}
 	slots := goal.Slots
 	if goal.Partial {
@@ -165,18 +165,6 @@ func instances(slot string, templates ...string) []string {
 		units[i] = t + "@" + slot + ".service"
 	}
 	return units
-}
-
-// sources lists files for a comment. A file's name may hold anything but must not end the comment.
-func sources(files []string) string {
-	shown := make([]string, len(files))
-	for i, f := range files {
-		if _, err := unit.Raw(f); err != nil {
-			f = strconv.Quote(f)
-		}
-		shown[i] = f
-	}
-	return strings.TrimSuffix(strings.Join(shown, ", "), `\`)
 }
 
 // seconds writes d for systemd (systemd.time(7)) and for time.ParseDuration alike.

@@ -5,6 +5,7 @@ package unit
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -80,6 +81,19 @@ func Bind(source, target string) (string, error) {
 		s += ":" + escape.Replace(target)
 	}
 	return Raw(s)
+}
+
+// Sources lists files for a comment, in a unit file or any other file whose comments end with the line. A file's name may
+// hold anything but must not end the comment.
+func Sources(files []string) string {
+	shown := make([]string, len(files))
+	for i, f := range files {
+		if _, err := Raw(f); err != nil {
+			f = strconv.Quote(f)
+		}
+		shown[i] = f
+	}
+	return strings.TrimSuffix(strings.Join(shown, ", "), `\`)
 }
 
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }

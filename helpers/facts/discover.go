@@ -1,0 +1,243 @@
+package facts
+
+import (
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"berth/generator/file"
+	"berth/generator/goalstate"
+)
+
+// Mark is what files begin with that render made.
+const Mark = "# Made by berth"
+
+// Limits of what is read into memory. Both roots can hold anything; what is larger counts as unreadable.
+const (
+	textLimit   = 1 << 20
+	statusLimit = 64 << 20 // dpkg's database, a few megabytes on a large system
+)
+
+// DiscoverHost finds what the slot needs to know about the host whose root folder is root. It is not an error that
+// something is missing: the facts say so, and whether it matters is decided where the slot is rendered.
+func DiscoverHost(root *file.Root, slot *goalstate.Slot) Host {
+	h := Host{
+		Name:    hostName(root),
+		Modules: isDir(root, "/lib/modules"),
+		BPF:     slices.Contains(strings.Fields(read(root, "/proc/filesystems")), "bpf"),
+		Uplink:  exists(root, "/run/systemd/resolve/resolv.conf"),
+	}
+	for line := range strings.Lines(read(root, "/etc/resolv.conf")) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "nameserver" {
+			h.Nameservers = append(h.Nameservers, f[1])
+		}
+	}
+	for _, g := range Groups(slot) {
+		for _, pattern := range g.Patterns {
+			h.Devices = append(h.Devices, nodes(root, pattern)...)
+		}
+	}
+	for _, m := range slot.Machine.Mounts {
+		if !exists(root, m.Source) {
+			h.MissingMounts = append(h.MissingMounts, m.Source)
+		}
+	}
+	h.Devices, h.MissingMounts = set(h.Devices), set(h.MissingMounts)
+	if ca := slot.Cluster.CertificateAuthority; ca != "" {
+		b, err := root.Read(ca, textLimit)
+		h.CertificateAuthority = string(b)
+		if err != nil {
+			h.CertificateAuthorityProblem = err.Error()
+		}
+	}
+	return h
+}
+
+// DiscoverMachine finds what the slot needs to know about its machine's root file system. It reads, and runs nothing.
+func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
+	m := Machine{
+		Root:       root.Name(),
+		Containerd: binary(root, slot.Containerd.Binary),
+		Runc:       binary(root, slot.Containerd.Runc),
+		Kubelet:    binary(root, slot.Kubelet.Binary),
+	}
+	if m.Containerd.Problem == "" {
+		m.ContainerdMain = mainPackage(root, slot.Containerd.Binary)
+		m.ContainerdPackage = packageVersion(root, slot.Containerd.Binary)
+	}
+	for _, dir := range entries(root, "etc/systemd/system") {
+		if ext := path.Ext(dir); ext != ".wants" && ext != ".requires" || path.Base(dir) == "node-stack.target.wants" {
+			continue
+		}
+		for _, link := range entries(root, dir) {
+			if base := path.Base(link); base == "containerd.service" || base == "kubelet.service" {
+				m.Wants = append(m.Wants, link)
+			}
+		}
+	}
+	for _, dir := range entries(root, "etc/containerd/certs.d") {
+		if strings.HasPrefix(read(root, path.Join(dir, "hosts.toml")), Mark) {
+			m.Registries = append(m.Registries, path.Base(dir))
+		}
+	}
+	return m
+}
+
+// Token returns the bootstrap token that the slot's kubelet is to use, from where the goal state says. credentials is
+// $CREDENTIALS_DIRECTORY (systemd.exec(5)), nil where there is none. A slot with kubelet.exec has no token.
+func Token(host, credentials *file.Root, k goalstate.Kubelet) (string, error) {
+	switch {
+	case k.BootstrapTokenFile != "":
+		b, err := host.Read(k.BootstrapTokenFile, textLimit)
+		return string(b), wrap("kubelet.bootstrap_token_file", err)
+	case k.BootstrapTokenCredential != "":
+		if credentials == nil {
+			return "", errors.New("kubelet.bootstrap_token_credential: systemd passed no credentials: run: systemctl daemon-reload")
+		}
+		b, err := credentials.Read(k.BootstrapTokenCredential, textLimit)
+		return string(b), wrap("kubelet.bootstrap_token_credential", err)
+	}
+	return k.BootstrapToken, nil
+}
+
+// hostName is the configured name, else what the kernel has. In hostname(5) lines that begin with "#" are comments.
+func hostName(root *file.Root) string {
+	for _, name := range []string{"/etc/hostname", "/proc/sys/kernel/hostname"} {
+		for line := range strings.Lines(read(root, name)) {
+			if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+				return line
+			}
+		}
+	}
+	return ""
+}
+
+// nodes returns the device nodes, and links to one, that match the pattern.
+func nodes(root *file.Root, pattern string) []string {
+	paths := []string{"/"}
+	for component := range strings.SplitSeq(strings.Trim(pattern, "/"), "/") {
+		var next []string
+		for _, p := range paths {
+			if literal := path.Join(p, component); exists(root, literal) {
+				next = append(next, literal)
+			}
+			if !strings.ContainsAny(component, `*?[\`) {
+				continue
+			}
+			for _, name := range entries(root, p) {
+				if ok, _ := path.Match(component, path.Base(name)); ok {
+					next = append(next, name)
+				}
+			}
+		}
+		paths = next
+	}
+	return slices.DeleteFunc(paths, func(p string) bool {
+		info, err := root.Stat(p)
+		return err != nil || info.Mode()&fs.ModeDevice == 0
+	})
+}
+
+// binary looks at a program in the machine.
+func binary(root *file.Root, name string) Binary {
+	info, err := root.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Binary{"does not exist"}
+	case err != nil:
+		return Binary{"cannot be looked at (" + err.Error() + ")"}
+	case !info.Mode().IsRegular():
+		return Binary{"is not a regular file"}
+	case info.Mode()&0o111 == 0:
+		return Binary{"is not executable"}
+	}
+	return Binary{}
+}
+
+func mainPackage(root *file.Root, name string) string {
+	f, err := root.Open(name)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	info, err := buildinfo.Read(f)
+	if err != nil {
+		return ""
+	}
+	return info.Path
+}
+
+// packageVersion asks dpkg's database which of the packages that bring a containerd owns name, and for its version.
+func packageVersion(root *file.Root, name string) string {
+	for _, pkg := range []string{"containerd", "containerd.io"} {
+		owned := strings.Split(read(root, "/var/lib/dpkg/info/"+pkg+".list"), "\n")
+		if !slices.Contains(owned, name) {
+			continue
+		}
+		status, err := root.Read("/var/lib/dpkg/status", statusLimit)
+		if err != nil {
+			continue
+		}
+		for paragraph := range strings.SplitSeq(string(status), "\n\n") {
+			if field(paragraph, "Package") == pkg && strings.HasSuffix(field(paragraph, "Status"), " installed") {
+				version := field(paragraph, "Version")
+				if _, noEpoch, found := strings.Cut(version, ":"); found {
+					version = noEpoch
+				}
+				return version
+			}
+		}
+	}
+	return ""
+}
+
+// field returns a field of a paragraph of deb-control(5).
+func field(paragraph, name string) string {
+	for line := range strings.Lines(paragraph) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// entries returns the paths of what is in a folder, sorted; nothing if it cannot be read.
+func entries(root *file.Root, dir string) []string {
+	list, _ := root.ReadDir(dir)
+	paths := make([]string, len(list))
+	for i, e := range list {
+		paths[i] = path.Join(dir, e.Name())
+	}
+	return paths
+}
+
+func read(root *file.Root, name string) string {
+	b, _ := root.Read(name, textLimit)
+	return string(b)
+}
+
+func exists(root *file.Root, name string) bool {
+	_, err := root.Stat(name)
+	return err == nil
+}
+
+func isDir(root *file.Root, name string) bool {
+	info, err := root.Stat(name)
+	return err == nil && info.IsDir()
+}
+
+func set(paths []string) []string {
+	slices.Sort(paths)
+	return slices.Compact(paths)
+}
+
+func wrap(key string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", key, err)
+	}
+	return nil
+}

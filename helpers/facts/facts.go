@@ -1,0 +1,51 @@
+// Package facts is what rendering a slot needs to know about the host and about the root file system of the slot's
+// machine. The facts are plain data, found when the slot starts; render is a pure function of them and the goal state.
+package facts
+
+// Host is what was found on the host.
+type Host struct {
+	// Name is the host's name as the host has it: of /etc/hostname, else of the kernel.
+	Name string
+	// Modules says that /lib/modules is a folder.
+	Modules bool
+	// BPF says that the kernel has the bpf file system (/proc/filesystems).
+	BPF bool
+	// Devices are the paths of the device nodes (or links to one) that match a pattern of Groups, sorted.
+	Devices []string
+	// MissingMounts are the sources of machine.mounts that do not exist, sorted.
+	MissingMounts []string
+	// Nameservers are those of /etc/resolv.conf, in order.
+	Nameservers []string
+	// Uplink says that systemd-resolved's list of the real servers, /run/systemd/resolve/resolv.conf, exists.
+	Uplink bool
+	// CertificateAuthority is the content of the file that cluster.certificate_authority names.
+	CertificateAuthority string
+	// CertificateAuthorityProblem says why that file could not be read; empty: it was, or none is named.
+	CertificateAuthorityProblem string
+}
+
+// Machine is what was found in the root file system of the slot's machine. Nothing in it was run.
+type Machine struct {
+	// Root is where the root file system is on the host, for messages.
+	Root string
+
+	Containerd, Runc, Kubelet Binary
+
+	// ContainerdMain is the path of containerd's main package in the build information of the binary, such as
+	// "github.com/containerd/containerd/v2/cmd/containerd"; empty where the build left it out.
+	ContainerdMain string
+	// ContainerdPackage is the version of the Debian package that containerd's binary belongs to; empty: none.
+	ContainerdPackage string
+	// Wants are the links in /etc/systemd/system that pull in containerd.service or kubelet.service at boot, from other
+	// targets than berth's; relative to Root, sorted.
+	Wants []string
+	// Registries are the folders in /etc/containerd/certs.d whose hosts.toml berth made, sorted.
+	Registries []string
+}
+
+// Binary is a program in the machine's root file system.
+type Binary struct {
+	// Problem says why it cannot be run, as what follows its name in a sentence ("does not exist"); empty: it is an
+	// executable regular file.
+	Problem string
+}

@@ -1,0 +1,223 @@
+package render
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"berth/generator/goalstate"
+	"berth/generator/unit"
+	"berth/helpers/facts"
+)
+
+// Paths inside the machine.
+const (
+	containerdConfig = "/etc/containerd/config.toml"
+	registries       = "/etc/containerd/certs.d"
+)
+
+// defaultPath is where systemd looks for programs, and what services get as PATH (systemd.exec(5), version 252; newer
+// versions leave out the sbin folders where these are links).
+var defaultPath = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"}
+
+// layout says where a version of containerd's configuration has berth's settings. Each of the two generations ignores the
+// tables of the other without a word.
+type layout struct {
+	// images, runtime: the plugins that pull images and run containers.
+	images, runtime string
+	// foreign are what the other generation's plugins were called, and which of their keys do nothing here.
+	foreign map[string][]string
+}
+
+const (
+	criV1        = "io.containerd.grpc.v1.cri"
+	criV2Images  = "io.containerd.cri.v1.images"
+	criV2Runtime = "io.containerd.cri.v1.runtime"
+)
+
+// layouts by config version: 2 is containerd 1.x, 3 is containerd 2.x
+// (https://github.com/containerd/containerd/blob/main/docs/cri/config.md).
+var layouts = map[int]layout{
+	2: {criV1, criV1, map[string][]string{criV2Images: nil, criV2Runtime: nil}},
+	// In 2.x the old plugin still exists, for the settings of its streaming server.
+	3: {criV2Images, criV2Runtime, map[string][]string{
+		criV1: {"cdi_spec_dirs", "cni", "containerd", "enable_cdi", "registry", "sandbox_image"},
+	}},
+}
+
+// Containerd renders, with paths relative to the machine's root, containerd's configuration, its registries and unit, and
+// the target that the node's services are enabled in.
+func Containerd(slot *goalstate.Slot, sources []string, m facts.Machine) (Output, error) {
+	r := &renderer{slot: slot, sources: sources}
+	c := slot.Containerd
+	r.binary("containerd.binary", c.Binary, m.Containerd, m)
+	r.binary("containerd.runc", c.Runc, m.Runc, m)
+	if version, ok := r.configVersion(m); ok {
+		r.add(containerdConfig[1:], 0o644, "containerd-config.toml", map[string]string{"CONFIG": encode(r.containerdConfig(version))})
+	}
+	for _, host := range slices.Sorted(maps.Keys(c.Registry)) {
+		r.add(path.Join(registries[1:], host, "hosts.toml"), 0o644, "hosts.toml", map[string]string{"CONFIG": hosts(c.Registry[host])})
+	}
+	for _, host := range m.Registries {
+		if _, wanted := c.Registry[host]; !wanted {
+			r.out.Remove = append(r.out.Remove, path.Join(registries[1:], host, "hosts.toml"))
+		}
+	}
+	r.add(units+"/containerd.service", 0o644, "containerd.service", map[string]string{
+		"PATH": pathLine(c.Binary, c.Runc), "COMMAND": unit.Command(c.Binary, "--config", containerdConfig),
+	})
+	r.add(units+"/"+stack, 0o644, "node-stack.target", map[string]string{})
+	r.enable("containerd.service")
+	r.disable("containerd.service", m)
+	r.add("etc/tmpfiles.d/berth.conf", 0o644, "machine-tmpfiles.conf", map[string]string{})
+	slices.Sort(r.out.Remove)
+	return r.done()
+}
+
+// configVersion is the goal state's, else that of the containerd in the root file system.
+func (r *renderer) configVersion(m facts.Machine) (version int, ok bool) {
+	switch c := r.slot.Containerd; {
+	case c.ConfigVersion != 0:
+		return c.ConfigVersion, true
+	case m.Containerd.Problem != "":
+		return 0, false // already said, and there is nothing to go by
+	case strings.HasPrefix(m.ContainerdMain, "github.com/containerd/containerd/v2/"):
+		return 3, true
+	case strings.HasPrefix(m.ContainerdMain, "github.com/containerd/containerd/"):
+		return 2, true
+	case strings.HasPrefix(m.ContainerdPackage, "1."):
+		return 2, true
+	case strings.HasPrefix(m.ContainerdPackage, "2."):
+		return 3, true
+	}
+	r.errorf("containerd.config_version: cannot tell the version of %s in %s: it holds no Go build information, and no "+
+		"installed package says: set containerd.config_version to 2 (containerd 1.x) or 3 (containerd 2.x)",
+		r.slot.Containerd.Binary, m.Root)
+	return 0, false
+}
+
+// containerdConfig is berth's defaults with the user's tables over them.
+func (r *renderer) containerdConfig(version int) map[string]any {
+	c, l := r.slot.Containerd, layouts[version]
+	runtime := map[string]any{
+		// Unknown to 1.6 and older, which ignore it.
+		"enable_cdi":    true,
+		"cdi_spec_dirs": []string{"/etc/cdi", "/run/cdi"},
+		"cni":           map[string]any{"bin_dir": "/opt/cni/bin", "conf_dir": "/etc/cni/net.d"},
+		"containerd": map[string]any{
+			"default_runtime_name": "runc",
+			"runtimes": map[string]any{"runc": map[string]any{
+				"runtime_type": "io.containerd.runc.v2",
+				// A session keyring per container would count against one quota of the host's kernel.
+				"options": map[string]any{"BinaryName": c.Runc, "SystemdCgroup": true, "NoNewKeyring": true},
+			}},
+		},
+	}
+	registry := map[string]any{"config_path": registries}
+	plugins := map[string]any{l.runtime: runtime}
+	if version == 2 {
+		runtime["sandbox_image"] = c.SandboxImage
+		runtime["registry"] = registry
+	} else {
+		plugins[l.images] = map[string]any{"registry": registry, "pinned_images": map[string]any{"sandbox": c.SandboxImage}}
+	}
+	config := map[string]any{
+		"version": version,
+		// An address would be open to all on the host's network, which the machine shares.
+		"metrics": map[string]any{"address": ""},
+		"plugins": plugins,
+	}
+	r.checkContainerd(version)
+	merge(config, c.Config)
+	r.checkRegistry(at(config, "plugins", l.images, "registry"))
+	return config
+}
+
+// checkContainerd refuses settings in the goal state that this version of the configuration would ignore without a word.
+func (r *renderer) checkContainerd(version int) {
+	user := r.slot.Containerd.Config
+	if v, set := user["version"]; set && v != int64(version) && v != version {
+		r.errorf("containerd.config.version: %v, but this slot's containerd takes version %d: take it out, or set "+
+			"containerd.config_version", v, version)
+	}
+	foreign := layouts[version].foreign
+	for _, plugin := range slices.Sorted(maps.Keys(foreign)) {
+		keys, table := foreign[plugin], at(user, "plugins", plugin)
+		if keys == nil {
+			keys = slices.Sorted(maps.Keys(table))
+		}
+		for _, key := range keys {
+			if _, set := table[key]; set {
+				r.errorf("containerd.config.plugins.%q.%s: has no effect in version %d, which this slot's containerd takes: want it in %s",
+					plugin, key, version, strings.Join(slices.Compact([]string{layouts[version].images, layouts[version].runtime}), " or "))
+			}
+		}
+	}
+}
+
+// checkRegistry refuses what makes containerd start without its CRI plugin: registry settings of both kinds
+// (ValidatePluginConfig in containerd's pkg/cri/config/config.go, 1.5 to 2.x).
+func (r *renderer) checkRegistry(registry map[string]any) {
+	if registry["config_path"] == "" {
+		return
+	}
+	refuse := func(key string) {
+		r.errorf("containerd.config: registry.%s does not go together with registry.config_path, and containerd would start "+
+			"without its CRI plugin: use [containerd.registry], or set config_path to \"\"", key)
+	}
+	if len(at(registry, "mirrors")) > 0 {
+		refuse("mirrors")
+	}
+	configs := at(registry, "configs")
+	for _, host := range slices.Sorted(maps.Keys(configs)) {
+		if _, set := at(configs, host)["tls"]; set {
+			refuse("configs." + host + ".tls")
+		}
+	}
+}
+
+// hosts is the hosts.toml of a registry. The order of its mirrors is that of their tables in the file, so each is encoded
+// by itself: https://github.com/containerd/containerd/blob/main/docs/hosts.md
+func hosts(g goalstate.Registry) string {
+	var parts []string
+	if g.Server != "" {
+		parts = append(parts, encode(map[string]any{"server": g.Server}))
+	}
+	for _, m := range g.Mirrors {
+		t := map[string]any{}
+		if len(m.Capabilities) > 0 {
+			t["capabilities"] = m.Capabilities
+		}
+		if m.CA != "" {
+			t["ca"] = m.CA
+		}
+		if m.SkipVerify {
+			t["skip_verify"] = true
+		}
+		if m.OverridePath {
+			t["override_path"] = true
+		}
+		if len(m.Header) > 0 {
+			t["header"] = m.Header
+		}
+		parts = append(parts, encode(map[string]any{"host": map[string]any{m.URL: t}}))
+	}
+	return strings.Join(parts, "\n\n")
+}
+
+// pathLine is the Environment= line for programs outside of the usual folders: containerd looks for its shim, and the shim
+// for runc's helpers, in PATH. It is empty where the default will do.
+func pathLine(programs ...string) string {
+	var more []string
+	for _, p := range programs {
+		// PATH has no way to write a colon.
+		if dir := path.Dir(p); !slices.Contains(defaultPath, dir) && !slices.Contains(more, dir) && !strings.Contains(dir, ":") {
+			more = append(more, dir)
+		}
+	}
+	if more == nil {
+		return ""
+	}
+	return "Environment=" + unit.Word("PATH="+strings.Join(append(more, defaultPath...), ":"))
+}
