@@ -30,6 +30,9 @@ const (
 	grace = 10 * time.Second
 )
 
+// dropIn is the name of every generated drop-in.
+const dropIn = "50-berth.conf"
+
 // fallback is the static unit that answers for a slot without a valid goal state, as seen on the host.
 const fallback = "/usr/lib/systemd/system/node@.service"
 
@@ -101,7 +104,7 @@ func (p *planner) machine(slot string, t goalstate.Timeouts) {
 	machine := goalstate.MachineName(slot)
 	bpffs := sdunit.UnitNamePathEscape("/run/bpffs/"+machine) + ".mount"
 	p.add(bpffs, "bpffs.mount", map[string]string{"MACHINE": machine})
-	p.add("systemd-nspawn@"+machine+".service.d/50-berth.conf", "systemd-nspawn@.service.d", map[string]string{
+	p.add("systemd-nspawn@"+machine+".service.d/"+dropIn, "systemd-nspawn@.service.d", map[string]string{
 		"SLOT":    slot,
 		"BPFFS":   bpffs,
 		"START":   seconds(t.Ready),
@@ -119,12 +122,12 @@ func (p *planner) budgets(s *goalstate.Slot) {
 		"node-containerd":  s.Timeouts.Ready,
 		"node-kubelet":     s.Timeouts.Ready,
 	} {
-		p.add(step+"@"+s.Name+".service.d/50-berth.conf", "budget.conf", map[string]string{
+		p.add(step+"@"+s.Name+".service.d/"+dropIn, "budget.conf", map[string]string{
 			"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
 		})
 	}
 	if c := s.Kubelet.BootstrapTokenCredential; c != "" {
-		p.add("node-render-kubelet@"+s.Name+".service.d/50-berth.conf", "credential.conf", map[string]string{"CREDENTIAL": unit.Word(c)})
+		p.add("node-render-kubelet@"+s.Name+".service.d/"+dropIn, "credential.conf", map[string]string{"CREDENTIAL": unit.Word(c)})
 	}
 }
 
@@ -143,7 +146,7 @@ func (p *planner) order(s *goalstate.Slot, slots map[string]*goalstate.Slot) {
 		}
 	}
 	if len(before) > 0 {
-		p.add("node-peer-guard@"+s.Name+".service.d/50-berth.conf", "guard-order.conf", map[string]string{"GUARDS": strings.Join(before, " ")})
+		p.add("node-peer-guard@"+s.Name+".service.d/"+dropIn, "guard-order.conf", map[string]string{"GUARDS": strings.Join(before, " ")})
 	}
 }
 
