@@ -46,17 +46,18 @@ func CacheDir() string {
 	return "/var/cache/berth-lab"
 }
 
-// baseDir is where the base of a suite is once it is complete. All that decides what is in a base is hashed into the name, so that a
-// changed package list or script gives a new base.
+// baseDir is where the base of a suite is once it is complete. All that decides what is in a base is hashed into the
+// name, so that a changed package list or script gives a new base.
 func baseDir(cache, suite string) string {
 	sum := sha256.Sum256([]byte(strings.Join(slices.Concat(commonPackages, []string{"|"}, hostPackages, []string{"|"},
 		machinePackages, []string{"|", buildScript}), " ")))
 	return filepath.Join(cache, fmt.Sprintf("%s-%x", suite, sum[:6]))
 }
 
-// Build makes the base of a suite, the root file systems that every lab host of that suite begins from, unless it is there. It
-// needs root and a Debian mirror, and installs what it needs on this machine if that is missing. Two builds of one suite wait for
-// each other; a build that is killed leaves nothing that is taken as a base. log gets the progress, a line a call.
+// Build makes the base of a suite, the root file systems that every lab host of that suite begins from, unless it is
+// there. It needs root and a Debian mirror, and installs what it needs on this machine if that is missing. Two builds
+// of one suite wait for each other; a build that is killed leaves nothing that is taken as a base. log gets the
+// progress, a line a call.
 func Build(ctx context.Context, suite string, log func(format string, args ...any)) error {
 	if !slices.Contains(Suites, suite) {
 		return fmt.Errorf("suite %q: want one of %s", suite, strings.Join(Suites, ", "))
@@ -75,7 +76,8 @@ func Build(ctx context.Context, suite string, log func(format string, args ...an
 	if err := installPrerequisites(ctx, cache, log); err != nil {
 		return err
 	}
-	lock, err := lockFile(ctx, filepath.Join(cache, suite+".lock"), func() { log("%s: another build is running: waiting", suite) })
+	lock, err := lockFile(ctx, filepath.Join(cache, suite+".lock"),
+		func() { log("%s: another build is running: waiting", suite) })
 	if err != nil {
 		return err
 	}
@@ -83,10 +85,10 @@ func Build(ctx context.Context, suite string, log func(format string, args ...an
 	if exists(base) {
 		return nil
 	}
-	if err := removeOld(cache, suite); err != nil {
+	work := filepath.Join(cache, ".building-"+suite)
+	if err := os.RemoveAll(work); err != nil { // a build that was killed left it
 		return err
 	}
-	work := filepath.Join(cache, ".building-"+suite)
 	if err := os.MkdirAll(filepath.Join(cache, "debs", suite), 0o755); err != nil {
 		return err
 	}
@@ -103,7 +105,8 @@ func Build(ctx context.Context, suite string, log func(format string, args ...an
 	env := append(os.Environ(),
 		"SUITE="+suite, "DIR="+work, "DEBS="+filepath.Join(cache, "debs", suite), "MIRROR="+mirror(ctx),
 		"COMMON="+strings.Join(commonPackages, " "), "HOST="+strings.Join(hostPackages, " "),
-		"MACHINE="+strings.Join(machinePackages, " "), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
+		"MACHINE="+strings.Join(machinePackages, " "), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8",
+		"PATH="+searchPath, "TMPDIR=/tmp")
 	begin := time.Now()
 	for _, step := range []string{"debootstrap", "packages", "configure"} {
 		log("%s: %s ...", suite, step)
@@ -121,28 +124,28 @@ func Build(ctx context.Context, suite string, log func(format string, args ...an
 		}
 		log("%s: %s: %.1f s", suite, step, time.Since(start).Seconds())
 	}
-	if err := os.Rename(work, base); err != nil {
+	if err := errors.Join(os.Rename(work, base), removeOld(cache, suite, base)); err != nil {
 		return err
 	}
 	log("%s: built in %.1f s: %s", suite, time.Since(begin).Seconds(), base)
 	return nil
 }
 
-// runOnOneThread runs cmd from a thread that lives as long as cmd does: the kernel sends Pdeathsig when the thread ends, not the
-// process (prctl(2), PR_SET_PDEATHSIG).
+// runOnOneThread runs cmd from a thread that lives as long as cmd does: the kernel sends Pdeathsig when the thread
+// ends, not the process (prctl(2), PR_SET_PDEATHSIG).
 func runOnOneThread(cmd *exec.Cmd) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return cmd.Run()
 }
 
-// removeOld removes what killed builds of a suite and other package lists left, save bases that a lab host runs on.
-func removeOld(cache, suite string) error {
-	if err := os.RemoveAll(filepath.Join(cache, ".building-"+suite)); err != nil {
-		return err
-	}
+// removeOld removes bases of a suite that were built from other package lists, save those that a lab host runs on.
+func removeOld(cache, suite, base string) error {
 	old, _ := filepath.Glob(filepath.Join(cache, suite+"-*"))
 	for _, dir := range old {
+		if dir == base {
+			continue
+		}
 		f, err := os.Open(dir)
 		if err != nil {
 			return err
@@ -194,12 +197,15 @@ func installPrerequisites(ctx context.Context, cache string, log func(string, ..
 			return nil
 		}
 	}
-	return fmt.Errorf("packages %s are missing and apt-get cannot install them: %w\n%s", strings.Join(missing, " "), err, out)
+	return fmt.Errorf("packages %s are missing and apt-get cannot install them: %w\n%s",
+		strings.Join(missing, " "), err, out)
 }
 
 // mirror asks apt which Debian mirror this machine uses.
 func mirror(ctx context.Context) string {
-	out, _ := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages").Output()
+	// No apt, no answer: then the default.
+	out, _ := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)",
+		"Created-By: Packages").Output()
 	return debianMirror(string(out))
 }
 
@@ -215,8 +221,8 @@ func debianMirror(uris string) string {
 	return defaultMirror
 }
 
-// lockFile waits for the exclusive lock of a file, which it makes if need be; closing the file gives the lock up. waiting is called if
-// the lock is not free.
+// lockFile waits for the exclusive lock of a file, which it makes if need be; closing the file gives the lock up.
+// waiting is called if the lock is not free.
 func lockFile(ctx context.Context, path string, waiting func()) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {

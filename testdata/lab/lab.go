@@ -1,14 +1,15 @@
-// Package lab makes real systemd hosts for tests and for trying things out. A lab host is a systemd-nspawn container that boots the Debian
-// release asked for, with the systemd of that release, in a second or two. In it node-a and node-b have root file systems
-// under /var/lib/machines, with systemd, containerd and runc, ready to be started by the host's own systemd-nspawn@.service.
+// Package lab makes real systemd hosts for tests and for trying things out. A lab host is a systemd-nspawn container
+// that boots the Debian release asked for, with the systemd of that release, in a second or two. In it node-a and
+// node-b have root file systems under /var/lib/machines, with systemd, containerd and runc, ready to be started by the
+// host's own systemd-nspawn@.service.
 //
-// The root file systems are built once (Build) and kept in CacheDir. A host runs on an overlay over them that is thrown away, in mount, PID
-// and network name spaces and a cgroup of its own; so any number may run at once. It needs root, a Debian-like machine and
-// Linux 5.14; whether PID 1 of that machine is systemd does not matter. When the process that started a host ends, for whatever
-// reason, the host goes too.
+// The root file systems are built once (Build) and kept in CacheDir. A host runs on an overlay over them that is thrown
+// away, in mount, PID and network name spaces and a cgroup of its own; so any number may run at once. It needs root, a
+// Debian-like machine and Linux 5.14; whether PID 1 of that machine is systemd does not matter. When the process that
+// started a host ends, for whatever reason, the host goes too.
 //
-// What a lab host does not have: a kernel of its own (sysctls below vm and kernel are those of the machine that runs the tests), modules,
-// devices, and any network but loopback. /dev/kmsg, if asked for, is the machine's.
+// What a lab host does not have: a kernel of its own (sysctls below vm and kernel are those of the machine that runs
+// the tests), modules, devices, and any network but loopback. /dev/kmsg, if asked for, is the machine's.
 package lab
 
 import (
@@ -47,7 +48,8 @@ const bootTime = 2 * time.Minute
 type Options struct {
 	Suite string // one of Suites
 	Name  string // host name; default: one that no other host has
-	Kmsg  bool   // give it a /dev/kmsg, as real hosts have and containers have not
+	// NoKmsg leaves out /dev/kmsg, which real hosts have and containers have not.
+	NoKmsg bool
 	// Prepare, if not nil, changes the root file system before the first boot; root is where it can be reached.
 	Prepare func(root string) error
 	// Degraded accepts a host in which units failed during boot; otherwise that is an error.
@@ -72,8 +74,8 @@ var count atomic.Int64
 // namePattern is what systemd takes as a machine's name, without dots (hostname_is_valid in systemd's source).
 var namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// Start boots a host and returns when its systemd has finished booting. It builds the base of the suite if there is none. The host ends with
-// Stop, or with this process.
+// Start boots a host and returns when its systemd has finished booting. It builds the base of the suite if there is
+// none. The host ends with Stop, or with this process.
 func Start(ctx context.Context, opts Options) (*Host, error) {
 	if opts.Log == nil {
 		opts.Log = func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
@@ -144,7 +146,7 @@ func startSupervisor(ctx context.Context, opts Options) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec, err := json.Marshal(spec{Name: opts.Name, Base: base, Run: run, Kmsg: opts.Kmsg})
+	spec, err := json.Marshal(spec{Name: opts.Name, Base: base, Run: run, Kmsg: !opts.NoKmsg})
 	if err != nil {
 		return nil, err
 	}
@@ -223,8 +225,8 @@ func (h *Host) request(op string) error {
 	return json.NewEncoder(h.leash).Encode(op)
 }
 
-// Boot boots a host that was shut down, with all that was written to its root file system. It returns when systemd has finished
-// booting; that units failed is an error unless Options.Degraded.
+// Boot boots a host that was shut down, with all that was written to its root file system. It returns when systemd has
+// finished booting; that units failed is an error unless Options.Degraded.
 func (h *Host) Boot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, bootTime)
 	defer cancel()
@@ -246,10 +248,12 @@ func (h *Host) awaitBoot(ctx context.Context, boot int) error {
 		return nil
 	}
 	units, _, _, err := h.Run(ctx, "systemctl", "--failed", "--no-legend", "--plain")
-	return errors.Join(err, fmt.Errorf("the host is %q after boot, want running; failed units:\n%s%s", state, units, stderr))
+	return errors.Join(err,
+		fmt.Errorf("the host is %q after boot, want running; failed units:\n%s%s", state, units, stderr))
 }
 
-// Shutdown powers the host off in order, as `systemctl poweroff` does, and returns when it is off. Its files stay; Boot boots it again.
+// Shutdown powers the host off in order, as `systemctl poweroff` does, and returns when it is off. Its files stay; Boot
+// boots it again.
 func (h *Host) Shutdown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, bootTime)
 	defer cancel()
@@ -267,7 +271,8 @@ func (h *Host) Reboot(ctx context.Context) error {
 	return h.awaitBoot(ctx, next)
 }
 
-// Crash ends the host at once, as a power failure does, and returns when it is off. Its files stay; Boot boots it again.
+// Crash ends the host at once, as a power failure does, and returns when it is off. Its files stay; Boot boots it
+// again.
 func (h *Host) Crash(ctx context.Context) error {
 	if err := h.request(opKill); err != nil {
 		return err
@@ -299,8 +304,8 @@ func (h *Host) Name() string { return h.get().Name }
 // Leader is the process id of the host's PID 1, 0 while it is shut down.
 func (h *Host) Leader() int { return h.get().Leader }
 
-// Root is where the host's root file system can be read and written from this process: with all that is mounted in the host while it is up,
-// without /run, /dev and the like while it is shut down. It changes with each boot.
+// Root is where the host's root file system can be read and written from this process: with all that is mounted in the
+// host while it is up, without /run, /dev and the like while it is shut down. It changes with each boot.
 func (h *Host) Root() string {
 	s := h.get()
 	if s.Leader != 0 {
@@ -320,27 +325,29 @@ func (h *Host) console() string {
 	return tail(fmt.Sprintf("/proc/%d/root%s", h.get().Supervisor, consoleLog), 30)
 }
 
-// Command prepares a command to run in the host, as root and in all of the host's name spaces, with a minimal environment. The caller may set
-// what it reads and writes. Ending ctx kills it.
+// Command prepares a command to run in the host, as root and in all of the host's name spaces, with a minimal
+// environment. The caller may set what it reads and writes. Ending ctx kills it.
 func (h *Host) Command(ctx context.Context, name string, args ...string) (*exec.Cmd, error) {
 	leader := h.Leader()
 	if leader == 0 {
 		return nil, fmt.Errorf("%s: host %s is not up", name, h.Name())
 	}
-	// The cgroup name space that nsenter enters moves nobody: to be seen in the host as a process of the host, and to end with it, the
-	// command joins the cgroup of the leader.
+	// The cgroup name space that nsenter enters moves nobody: to be seen in the host as a process of the host, and to
+	// end with it, the command joins the cgroup of the leader.
 	cgroup, err := cgroupOf(leader)
 	if err != nil {
 		return nil, fmt.Errorf("%s: host %s: %w", name, h.Name(), err)
 	}
-	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", `echo $$ >"$1/cgroup.procs" && shift && exec nsenter "$@"`, "sh", cgroup,
+	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c",
+		`echo $$ >"$1/cgroup.procs" && shift && exec nsenter "$@"`, "sh", cgroup,
 		"--target", fmt.Sprint(leader), "--all", "--", name}, args...)...)
-	cmd.Env = []string{"PATH=" + searchPath, "HOME=/root", "LANG=C.UTF-8", "SYSTEMD_PAGER=cat", "TERM=" + os.Getenv("TERM")}
+	cmd.Env = []string{"PATH=" + searchPath, "HOME=/root", "LANG=C.UTF-8", "SYSTEMD_PAGER=cat",
+		"TERM=" + os.Getenv("TERM")}
 	return cmd, nil
 }
 
-// Run runs a command in the host and returns what it wrote and its exit status (128 and the signal's number if a signal ended it). err is for a
-// command that could not be run or was ended by ctx, not for one that failed.
+// Run runs a command in the host and returns what it wrote and its exit status (128 and the signal's number if a signal
+// ended it). err is for a command that could not be run or was ended by ctx, not for one that failed.
 func (h *Host) Run(ctx context.Context, name string, args ...string) (stdout, stderr string, exit int, err error) {
 	cmd, err := h.Command(ctx, name, args...)
 	if err != nil {
@@ -378,7 +385,8 @@ func (h *Host) Sh(ctx context.Context, script string) (stdout, stderr string, ex
 	return h.Run(ctx, "sh", "-euc", script)
 }
 
-// Must runs a shell script in the host and returns what it wrote to standard output, without the last newline. If it fails, so does the test.
+// Must runs a shell script in the host and returns what it wrote to standard output, without the last newline. If it
+// fails, so does the test.
 func (h *Host) Must(t testing.TB, script string) string {
 	t.Helper()
 	stdout, stderr, exit, err := h.Sh(t.Context(), script)
@@ -388,8 +396,8 @@ func (h *Host) Must(t testing.TB, script string) string {
 	return strings.TrimSuffix(stdout, "\n")
 }
 
-// New starts a host for a test and stops it with the test; see Start for what opts may hold. If the test fails, the host's journal is
-// logged. Tests that need a host are skipped with -short, and for no other reason.
+// New starts a host for a test and stops it with the test; see Start for what opts may hold. If the test fails, the
+// host's journal is logged. Tests that need a host are skipped with -short, and for no other reason.
 func New(t testing.TB, opts Options) *Host {
 	t.Helper()
 	if testing.Short() {
@@ -458,7 +466,8 @@ func List(ctx context.Context) ([]Info, error) {
 	return infos, nil
 }
 
-// Attach finds a host that another process started. Commands run in it and Stop work; Boot, Crash and Detach are its starter's.
+// Attach finds a host that another process started. Commands run in it and Stop work; Boot, Crash and Detach are its
+// starter's.
 func Attach(name string) (*Host, error) {
 	if !namePattern.MatchString(name) {
 		return nil, fmt.Errorf("name %q: want lower-case letters, digits and inner dashes, at most 63", name)
@@ -531,7 +540,8 @@ func claimName(ctx context.Context, run, name string) (*os.File, error) {
 	return f, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 }
 
-// sweep removes files and cgroups of hosts whose supervisor is gone: one that was killed cannot do it. run/.lock must be held.
+// sweep removes files and cgroups of hosts whose supervisor is gone: one that was killed cannot do it. run/.lock must
+// be held.
 func sweep(run string) error {
 	locks, err := filepath.Glob(lockPath(run, "?*"))
 	if err != nil {
@@ -575,7 +585,8 @@ func locked(path string) (bool, error) {
 	return false, err
 }
 
-// cgroupRoot is where this process sees the unified cgroup hierarchy: /sys/fs/cgroup, or /sys/fs/cgroup/unified beside version 1.
+// cgroupRoot is where this process sees the unified cgroup hierarchy: /sys/fs/cgroup, or /sys/fs/cgroup/unified beside
+// version 1.
 func cgroupRoot() (string, error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

@@ -21,10 +21,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A lab host has one supervisor: this same program, started again in a mount name space of its own, which holds all that the host is made of
-// (mounts, the tmpfs with everything written, the cgroup, systemd-nspawn). The socket to the process that started it is the leash: at
-// its end of file the supervisor takes the host down. If the supervisor itself is killed, the mounts go with its name space, and the
-// processes by their parent death signals, systemd-nspawn's and then, by systemd-nspawn's own care, those of the host.
+// A lab host has one supervisor: this same program, started again in a mount name space of its own, which holds all
+// that the host is made of (mounts, the tmpfs with everything written, the cgroup, systemd-nspawn). The socket to the
+// process that started it is the leash: at its end of file the supervisor takes the host down. If the supervisor itself
+// is killed, the mounts go with its name space, and the processes by their parent death signals, systemd-nspawn's and
+// then, by systemd-nspawn's own care, those of the host.
 
 // supervisorEnv holds a supervisor's spec, and so tells a program that it is to be a supervisor.
 const supervisorEnv = "BERTH_LAB_SUPERVISOR"
@@ -46,10 +47,10 @@ const (
 
 // spec is what a supervisor is told to run.
 type spec struct {
-	Name  string
-	Base  string // directory of the base
-	Run   string // directory with the host's lock and state file
-	Kmsg  bool
+	Name string
+	Base string // directory of the base
+	Run  string // directory with the host's lock and state file
+	Kmsg bool
 }
 
 // state is what is known of a host, for its starter and for other processes.
@@ -90,6 +91,7 @@ func init() {
 func supervise(s spec) int {
 	// systemd-nspawn gets its parent death signal when the thread that started it ends; the main thread does not.
 	runtime.LockOSThread()
+	unix.Umask(0o022)
 	conn, err := net.FileConn(os.NewFile(leashFD, "leash"))
 	if err != nil {
 		return 1
@@ -183,7 +185,7 @@ func (v *supervisor) run(conn net.Conn) error {
 			code := v.nspawn.ProcessState.ExitCode()
 			wasUp := v.state.Phase == up
 			v.nspawn, v.state.Phase, v.state.Leader = nil, halted, 0
-			if err := v.emptyCgroup(); err != nil {
+			if err := errors.Join(v.emptyCgroup(), v.tell()); err != nil {
 				return err
 			}
 			switch {
@@ -195,10 +197,6 @@ func (v *supervisor) run(conn net.Conn) error {
 				return fmt.Errorf("systemd-nspawn ended (status %d) before the host was up:\n%s", code, tail(consoleLog, 30))
 			case detached:
 				return nil
-			default:
-				if err := v.tell(); err != nil {
-					return err
-				}
 			}
 		}
 	}
@@ -214,8 +212,8 @@ func (v *supervisor) tell() error {
 	return renameio.WriteFile(statePath(v.Run, v.Name), data, 0o644)
 }
 
-// assemble mounts what the host needs: the unified cgroup hierarchy where systemd looks for it, and root file systems whose changes are
-// kept on a tmpfs. This mount name space is private already (os/exec sees to it).
+// assemble mounts what the host needs: the unified cgroup hierarchy where systemd looks for it, and root file systems
+// whose changes are kept on a tmpfs. This mount name space is private already (os/exec sees to it).
 func (v *supervisor) assemble() error {
 	unix.Unmount("/sys/fs/cgroup", unix.MNT_DETACH) // with what is below it; absent is fine
 	if err := mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
@@ -259,7 +257,8 @@ func mount(source, target, fstype string, flags uintptr, data string) error {
 
 // boot starts systemd-nspawn in the host's cgroup; exits tells of its end.
 func (v *supervisor) boot(exits chan<- error) error {
-	// A host that was killed leaves mounts and locks in systemd-nspawn's runtime directory, which would keep it from booting again.
+	// A host that was killed leaves mounts and locks in systemd-nspawn's runtime directory, which would keep it from
+	// booting again.
 	unix.Unmount("/run/systemd", unix.MNT_DETACH)
 	if err := os.MkdirAll("/run/systemd", 0o755); err != nil {
 		return err
@@ -284,8 +283,8 @@ func (v *supervisor) boot(exits chan<- error) error {
 	defer console.Close()
 	args := []string{"--quiet", "--register=no", "--keep-unit", "--boot", "--notify-ready=yes", "--directory=" + rootDir,
 		"--machine=" + v.Name, "--private-users=no", "--private-network", "--capability=all",
-		"--system-call-filter=@keyring bpf perf_event_open @mount", "--resolv-conf=off", "--timezone=off", "--link-journal=no",
-		"--console=read-only"}
+		"--system-call-filter=@keyring bpf perf_event_open @mount", "--resolv-conf=off", "--timezone=off",
+		"--link-journal=no", "--console=read-only"}
 	if v.Kmsg {
 		args = append(args, "--bind="+labDir+"/kmsg:/dev/kmsg")
 	}
@@ -293,7 +292,8 @@ func (v *supervisor) boot(exits chan<- error) error {
 	cmd.Env = []string{"PATH=" + searchPath, "NOTIFY_SOCKET=" + notifyPath, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1",
 		"SYSTEMD_NSPAWN_API_VFS_WRITABLE=1"}
 	cmd.Stdout, cmd.Stderr = console, console
-	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd()), Setsid: true, Pdeathsig: unix.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd()), Setsid: true,
+		Pdeathsig: unix.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("systemd-nspawn: %w", err)
 	}
@@ -328,7 +328,8 @@ func removeCgroup(dir string) error {
 	}
 	defer events.Close()
 	// Absent before Linux 5.14; then the parent death signals must do.
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	for {
@@ -369,7 +370,8 @@ func removeIfExists(path string) error {
 	return nil
 }
 
-// notice is what systemd-nspawn tells over NOTIFY_SOCKET: the leader once it exists, and (--notify-ready=yes) that the host's systemd is up.
+// notice is what systemd-nspawn tells over NOTIFY_SOCKET: the leader once it exists, and (--notify-ready=yes) that the
+// host's systemd is up.
 type notice struct {
 	leader int
 	ready  bool

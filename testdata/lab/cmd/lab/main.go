@@ -91,7 +91,7 @@ func run(ctx context.Context, args []string) (int, error) {
 		if len(args) != 1 {
 			return 0, fmt.Errorf("%w: up: want one suite", errUsage)
 		}
-		return 0, bootHost(ctx, lab.Options{Suite: args[0], Name: *name, Kmsg: !*noKmsg, Degraded: true, Log: progress})
+		return 0, bootHost(ctx, lab.Options{Suite: args[0], Name: *name, NoKmsg: *noKmsg, Degraded: true, Log: progress})
 	case "in":
 		if len(args) == 0 {
 			return 0, fmt.Errorf("%w: in: want the name of a host", errUsage)
