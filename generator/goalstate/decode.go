@@ -225,12 +225,9 @@ func (d *decoder) slot(n *node, s *Slot, names []string) {
 		}
 	}
 	if !s.PeersSet {
-		s.Peers = make([]string, 0, len(names))
-		for _, name := range names {
-			if name != s.Name {
-				s.Peers = append(s.Peers, name)
-			}
-		}
+		// Copied in two pieces: with a thousand slots there are a million peers.
+		i, _ := slices.BinarySearch(names, s.Name)
+		s.Peers = slices.Concat(names[:i], names[i+1:])
 	}
 }
 
