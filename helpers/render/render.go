@@ -54,15 +54,16 @@ func (r *renderer) warnf(format string, args ...any) {
 }
 
 // add fills the template of a file. An empty map will do for one that takes nothing but the header's values.
-func (r *renderer) add(name string, mode fs.FileMode, template string, values map[string]string) {
+func (r *renderer) add(name, template string, values map[string]string) {
 	values["SOURCES"], values["SLOT"] = unit.Sources(r.sources), r.slot.Name
-	r.out.Files = append(r.out.Files, file.File{Path: name, Mode: mode, Content: templates.Fill(template, values)})
+	r.out.Files = append(r.out.Files, file.File{Path: name, Mode: 0o644, Content: templates.Fill(template, values)})
 }
 
 // secret is add for what only root may read.
 func (r *renderer) secret(name, template string, values map[string]string) {
-	r.add(name, 0o600, template, values)
-	r.out.Files[len(r.out.Files)-1].Secret = true
+	r.add(name, template, values)
+	f := &r.out.Files[len(r.out.Files)-1]
+	f.Mode, f.Secret = 0o600, true
 }
 
 func (r *renderer) folder(name string, mode fs.FileMode) {
