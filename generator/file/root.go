@@ -118,6 +118,15 @@ func (r *Root) Handle(name string) (*os.File, error) {
 	return f, r.wrap(name, err)
 }
 
+// Sub returns a Root for the folder that name leads to, with links followed inside this root.
+func (r *Root) Sub(name string) (*Root, error) {
+	dir, err := r.openDir(name)
+	if err != nil {
+		return nil, err
+	}
+	return &Root{dir}, nil
+}
+
 // Open opens the regular file that name leads to for reading, with links followed inside the root. It never blocks, and
 // never so much as opens a device or FIFO.
 func (r *Root) Open(name string) (*os.File, error) {

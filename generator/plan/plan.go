@@ -30,6 +30,9 @@ const (
 	grace = 10 * time.Second
 )
 
+// dropIn is the name of every generated drop-in.
+const dropIn = "50-berth.conf"
+
 // fallback is the static unit that answers for a slot without a valid goal state, as seen on the host.
 const fallback = "/usr/lib/systemd/system/node@.service"
 
@@ -42,7 +45,8 @@ var defaultTimeouts = goalstate.Timeouts{Ready: 2 * time.Minute, AfterStart: 3 *
 // it even if the goal state has lost it or is broken, so that a daemon-reload neither takes a device from the running
 // machine nor leaves a machine that "systemctl stop node@<slot>" does not stop.
 //
-// A goal state that is broken is handed in as what is certain of it: no slots, and perhaps Boot. goal may be nil.
+// Of a goal state that is Partial only the boot link is made: the static node@.service answers for its slots. goal may be
+// nil.
 func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 	if goal == nil {
 		goal = &goalstate.GoalState{}
@@ -55,20 +59,24 @@ func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 		}
 		p.source, p.from = source, unit.Sources(goal.Sources)
 	}
-	for _, name := range slices.Sorted(maps.Keys(goal.Slots)) {
-		slot := goal.Slots[name]
+	slots := goal.Slots
+	if goal.Partial {
+		slots = nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(slots)) {
+		slot := slots[name]
 		p.node(slot)
 		p.machine(name, slot.Timeouts)
 		p.budgets(slot)
-		p.order(slot, goal)
+		p.order(slot, slots)
 	}
 	for _, name := range held {
-		if goal.Slots[name] == nil {
+		if slots[name] == nil {
 			p.machine(name, defaultTimeouts)
 		}
 	}
 	if goal.Boot != "" {
-		p.boot(goal)
+		p.boot(goal.Boot, slots[goal.Boot] != nil)
 	}
 	file.Sort(p.files)
 	return p.files, nil
@@ -96,7 +104,7 @@ func (p *planner) machine(slot string, t goalstate.Timeouts) {
 	machine := goalstate.MachineName(slot)
 	bpffs := sdunit.UnitNamePathEscape("/run/bpffs/"+machine) + ".mount"
 	p.add(bpffs, "bpffs.mount", map[string]string{"MACHINE": machine})
-	p.add("systemd-nspawn@"+machine+".service.d/50-berth.conf", "systemd-nspawn@.service.d", map[string]string{
+	p.add("systemd-nspawn@"+machine+".service.d/"+dropIn, "systemd-nspawn@.service.d", map[string]string{
 		"SLOT":    slot,
 		"BPFFS":   bpffs,
 		"START":   seconds(t.Ready),
@@ -114,12 +122,12 @@ func (p *planner) budgets(s *goalstate.Slot) {
 		"node-containerd":  s.Timeouts.Ready,
 		"node-kubelet":     s.Timeouts.Ready,
 	} {
-		p.add(step+"@"+s.Name+".service.d/50-berth.conf", "budget.conf", map[string]string{
+		p.add(step+"@"+s.Name+".service.d/"+dropIn, "budget.conf", map[string]string{
 			"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
 		})
 	}
 	if c := s.Kubelet.BootstrapTokenCredential; c != "" {
-		p.add("node-render-kubelet@"+s.Name+".service.d/50-berth.conf", "credential.conf", map[string]string{"CREDENTIAL": unit.Word(c)})
+		p.add("node-render-kubelet@"+s.Name+".service.d/"+dropIn, "credential.conf", map[string]string{"CREDENTIAL": unit.Word(c)})
 	}
 }
 
@@ -130,27 +138,27 @@ func total(t goalstate.Timeouts) time.Duration {
 }
 
 // order adds the ordering of the slot's guard after those of its peers that come first by name.
-func (p *planner) order(s *goalstate.Slot, goal *goalstate.GoalState) {
+func (p *planner) order(s *goalstate.Slot, slots map[string]*goalstate.Slot) {
 	var before []string
-	for _, name := range slices.Sorted(maps.Keys(goal.Slots)) {
-		if name < s.Name && (slices.Contains(s.Peers, name) || slices.Contains(goal.Slots[name].Peers, s.Name)) {
+	for _, name := range slices.Sorted(maps.Keys(slots)) {
+		if name < s.Name && (slices.Contains(s.Peers, name) || slices.Contains(slots[name].Peers, s.Name)) {
 			before = append(before, instances(name, "node-peer-guard")...)
 		}
 	}
 	if len(before) > 0 {
-		p.add("node-peer-guard@"+s.Name+".service.d/50-berth.conf", "guard-order.conf", map[string]string{"GUARDS": strings.Join(before, " ")})
+		p.add("node-peer-guard@"+s.Name+".service.d/"+dropIn, "guard-order.conf", map[string]string{"GUARDS": strings.Join(before, " ")})
 	}
 }
 
 // boot adds the link that starts a slot at boot. Units from a generator cannot be enabled by systemctl, and the boot slot
 // of a broken goal state gets the link too: its start fails and says why, instead of a host that silently has no node.
-func (p *planner) boot(goal *goalstate.GoalState) {
+func (p *planner) boot(slot string, valid bool) {
 	target := fallback
-	if goal.Slots[goal.Boot] != nil {
-		target = "../node@" + goal.Boot + ".service"
+	if valid {
+		target = "../node@" + slot + ".service"
 	}
 	p.files = append(p.files, file.File{
-		Path: path.Join("multi-user.target.wants", "node@"+goal.Boot+".service"), Mode: fs.ModeSymlink | 0o777, Content: []byte(target),
+		Path: path.Join("multi-user.target.wants", "node@"+slot+".service"), Mode: fs.ModeSymlink | 0o777, Content: []byte(target),
 	})
 }
 

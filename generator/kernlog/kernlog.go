@@ -1,0 +1,64 @@
+// Package kernlog writes log lines where they are seen before the journal runs: into the kernel's log, as generators do
+// (systemd.generator(7)), and to the standard error stream, which systemd connects to nothing on a reload.
+package kernlog
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxLine keeps a line below the size of one kernel log record (1024 bytes less the prefix: LOG_LINE_MAX of kernel/printk).
+const maxLine = 900
+
+// maxLines keeps below the number of records that the kernel takes from one opener in five seconds
+// (printk_devkmsg "ratelimit", 10).
+const maxLines = 8
+
+// Log writes lines at one place.
+type Log struct {
+	name string
+	kmsg io.WriteCloser // nil where the host has none
+	err  io.Writer
+}
+
+// Open returns a log for the program called name. root is the directory that stands for "/". A host without /dev/kmsg is
+// no error: a container has none.
+func Open(root, name string, stderr io.Writer) *Log {
+	l := &Log{name: name, err: stderr}
+	// Whatever is there instead of the device must not block a program that PID 1 waits for.
+	if f, err := os.OpenFile(filepath.Join(root, "dev/kmsg"), os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0); err == nil {
+		l.kmsg = f
+	}
+	return l
+}
+
+// Error logs each line of err with priority "err" of syslog(3).
+func (l *Log) Error(err error) {
+	lines := strings.Split(strings.TrimSpace(err.Error()), "\n")
+	for i, line := range lines {
+		fmt.Fprintf(l.err, "%s: %s\n", l.name, line)
+		if l.kmsg == nil || i > maxLines {
+			continue
+		}
+		if i == maxLines {
+			line = fmt.Sprintf("and %d more errors", len(lines)-maxLines)
+		}
+		if len(line) > maxLine {
+			line = strings.ToValidUTF8(line[:maxLine], "") + "…"
+		}
+		// One write is one record. There is nowhere left to report that this failed.
+		_, _ = fmt.Fprintf(l.kmsg, "<3>%s[%d]: %s\n", l.name, os.Getpid(), line)
+	}
+}
+
+// Close closes the kernel's log.
+func (l *Log) Close() {
+	if l.kmsg != nil {
+		_ = l.kmsg.Close()
+	}
+}

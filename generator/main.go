@@ -1,0 +1,81 @@
+// berth-generator turns the goal state into the units of the host's slots, at boot and at every daemon-reload.
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"berth/generator/file"
+	"berth/generator/goalstate"
+	"berth/generator/kernlog"
+	"berth/generator/plan"
+)
+
+const usage = `Usage: berth-generator NORMAL-DIR EARLY-DIR LATE-DIR
+
+A systemd generator (systemd.generator(7)): reads the goal state (/etc/berth/goal.toml, else /run/berth/goal.toml, else
+/usr/lib/berth/goal.toml, and goal.toml.d/*.toml of all three) and writes the units of its slots into NORMAL-DIR.
+BERTH_ROOT in the environment is the directory that stands for /.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 goal state invalid
+`
+
+// bound is what the generator allows itself. PID 1 does nothing else meanwhile, and would wait for 90 s.
+const bound = 10 * time.Second
+
+func main() {
+	if len(os.Args) != 4 {
+		fmt.Fprint(os.Stderr, usage)
+		if len(os.Args) == 2 && os.Args[1] == "--help" {
+			os.Exit(0)
+		}
+		os.Exit(2)
+	}
+	// Slots belong to the system, and to the host proper: not to a user's systemd, not to the initrd.
+	if os.Getenv("SYSTEMD_SCOPE") == "user" || os.Getenv("SYSTEMD_IN_INITRD") == "1" {
+		return
+	}
+	root := cmp.Or(os.Getenv("BERTH_ROOT"), "/")
+	log := kernlog.Open(root, "berth-generator", os.Stderr)
+	time.AfterFunc(bound, func() {
+		log.Error(fmt.Errorf("gave up after %v", bound))
+		os.Exit(1)
+	})
+	if err := generate(root, os.Args[1]); err != nil {
+		log.Error(err)
+		if errors.As(err, new(goalstate.Errors)) {
+			os.Exit(3)
+		}
+		os.Exit(1)
+	}
+}
+
+// generate writes the units into the folder dir. A goal state that is broken is an error only after what a running slot
+// needs is written all the same.
+func generate(rootDir, dir string) error {
+	root, err := file.OpenRoot(rootDir)
+	if err != nil {
+		return err
+	}
+	goal, broken := goalstate.Load(rootDir)
+	if errors.Is(broken, goalstate.ErrNone) {
+		broken = nil
+	}
+	held, err := plan.Held(root)
+	if err != nil {
+		return errors.Join(broken, err)
+	}
+	files, err := plan.Units(goal, held)
+	if err != nil || len(files) == 0 {
+		return errors.Join(broken, err)
+	}
+	out, err := file.OpenRoot(dir)
+	if err != nil {
+		return errors.Join(broken, err)
+	}
+	_, err = out.WriteAll(files)
+	return errors.Join(broken, err)
+}

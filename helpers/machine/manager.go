@@ -1,0 +1,227 @@
+// Package machine speaks with systemd, on the host and inside a slot's machine, and with systemd-machined.
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+
+	"github.com/coreos/go-systemd/v22/dbus"
+	godbus "github.com/godbus/dbus/v5"
+
+	"berth/generator/file"
+	"berth/helpers/step"
+)
+
+// Sockets of D-Bus, relative to the root of the host or of a machine.
+const (
+	privateSocket = "run/systemd/private"        // PID 1 itself, for root only
+	busSocket     = "run/dbus/system_bus_socket" // the message bus (D-Bus specification, "System message bus")
+)
+
+// Manager is a connection to one systemd and the stream of its events.
+type Manager struct {
+	*dbus.Conn
+	events chan struct{}
+	closed <-chan struct{}
+}
+
+// Host connects to the systemd that runs the host, directly and not through the message bus, which may be down.
+func Host(ctx context.Context, root *file.Root) (*Manager, error) {
+	m, err := newManager(func() (*godbus.Conn, error) { return dial(ctx, root, privateSocket, false) })
+	if err != nil {
+		return nil, fmt.Errorf("the host's systemd: %w", err)
+	}
+	return m, nil
+}
+
+// Inside connects to the systemd of a machine through the machine's own message bus. root is the machine's root as its
+// processes see it (Machine.Root).
+func Inside(ctx context.Context, root *file.Root) (*Manager, error) {
+	return newManager(func() (*godbus.Conn, error) { return dial(ctx, root, busSocket, true) })
+}
+
+func newManager(dial func() (*godbus.Conn, error)) (*Manager, error) {
+	m := &Manager{events: make(chan struct{}, 1)}
+	conn, err := dbus.NewConnection(func() (*godbus.Conn, error) {
+		bus, err := dial()
+		if err != nil {
+			return nil, err
+		}
+		// Whichever of the two connections carries the signals: each of them is an event.
+		signals := make(chan *godbus.Signal, 64)
+		bus.Signal(signals)
+		go func() {
+			for range signals {
+				step.Wake(m.events)
+			}
+			step.Wake(m.events) // closed: whoever waits finds out with the next call
+		}()
+		m.closed = bus.Context().Done()
+		return bus, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.Conn = conn
+	if err := conn.Subscribe(); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// Events gives an event after any unit or job of this systemd changed, and when the connection is lost.
+func (m *Manager) Events() <-chan struct{} { return m.events }
+
+// Closed is closed when the connection is lost.
+func (m *Manager) Closed() <-chan struct{} { return m.closed }
+
+// dial connects to a D-Bus socket beneath root: a root file system that is not trusted cannot lead to another socket by a
+// symbolic link.
+func dial(ctx context.Context, root *file.Root, socket string, hello bool) (*godbus.Conn, error) {
+	handle, err := root.Handle(socket)
+	if err != nil {
+		return nil, err
+	}
+	defer handle.Close()
+	if info, err := handle.Stat(); err != nil || info.Mode().Type() != fs.ModeSocket {
+		return nil, fmt.Errorf("/%s is not a socket", socket)
+	}
+	conn, err := godbus.Dial("unix:path=/proc/self/fd/"+strconv.Itoa(int(handle.Fd())), godbus.WithContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	err = conn.Auth([]godbus.Auth{godbus.AuthExternal(strconv.Itoa(os.Getuid()))})
+	if err == nil && hello {
+		err = conn.Hello()
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// Unit is the state of a unit, in the words of org.freedesktop.systemd1(5).
+type Unit struct {
+	Name, Load, Active, Sub string
+	// Job is the type of the unit's job ("start", "restart", …); empty where there is none.
+	Job string
+}
+
+// Busy tells whether the unit is about to change by itself: it has a job, or waits for its automatic restart. The latter
+// is not always a job: "auto-restart" (up to systemd 257 at least), "auto-restart-queued" (254 and later).
+func (u Unit) Busy() bool {
+	return u.Job != "" || u.Sub == "auto-restart" || u.Sub == "auto-restart-queued"
+}
+
+// Running tells whether the unit is up, or on its way up or down.
+func (u Unit) Running() bool { return u.Active != "inactive" && u.Active != "failed" }
+
+// Units returns the state of the named units at one moment, in the order of the names.
+func (m *Manager) Units(ctx context.Context, names ...string) ([]Unit, error) {
+	list, err := m.ListUnitsByNamesContext(ctx, names)
+	if err != nil {
+		return nil, fmt.Errorf("ask systemd for its units: %w", err)
+	}
+	found := make(map[string]Unit, len(list))
+	for _, u := range list {
+		found[u.Name] = Unit{u.Name, u.LoadState, u.ActiveState, u.SubState, u.JobType}
+	}
+	units := make([]Unit, len(names))
+	for i, name := range names {
+		u, ok := found[name]
+		if !ok {
+			return nil, fmt.Errorf("ask systemd for its units: no answer for %s", name)
+		}
+		units[i] = u
+	}
+	return units, nil
+}
+
+// Unit returns the state of one unit.
+func (m *Manager) Unit(ctx context.Context, name string) (Unit, error) {
+	units, err := m.Units(ctx, name)
+	if err != nil {
+		return Unit{}, err
+	}
+	return units[0], nil
+}
+
+// Service holds what systemd knows of a service beyond its state.
+type Service struct {
+	Unit
+	FragmentPath   string
+	InvocationID   string // hexadecimal
+	NRestarts      uint32
+	StatusText     string // the last STATUS= of sd_notify(3)
+	Result         string // "success", "exit-code", "timeout", …
+	ExecMainStatus int32
+	ExecMainPID    uint32
+	ControlGroup   string // path below the cgroup file system, as this systemd sees it
+}
+
+// Service returns the properties of a service unit.
+func (m *Manager) Service(ctx context.Context, name string) (Service, error) {
+	p, err := m.GetAllPropertiesContext(ctx, name)
+	if err != nil {
+		return Service{}, fmt.Errorf("ask systemd for %s: %w", name, err)
+	}
+	s := Service{Unit: Unit{Name: name}}
+	get(p, "LoadState", &s.Load)
+	get(p, "ActiveState", &s.Active)
+	get(p, "SubState", &s.Sub)
+	get(p, "FragmentPath", &s.FragmentPath)
+	get(p, "NRestarts", &s.NRestarts)
+	get(p, "StatusText", &s.StatusText)
+	get(p, "Result", &s.Result)
+	get(p, "ExecMainStatus", &s.ExecMainStatus)
+	get(p, "ExecMainPID", &s.ExecMainPID)
+	get(p, "ControlGroup", &s.ControlGroup)
+	var id []byte
+	get(p, "InvocationID", &id)
+	s.InvocationID = fmt.Sprintf("%x", id)
+	return s, nil
+}
+
+// get leaves the field empty where a property is missing or, in some version, of another type.
+func get[T any](properties map[string]any, name string, field *T) {
+	if v, ok := properties[name].(T); ok {
+		*field = v
+	}
+}
+
+// ErrJob is the kind of error that Start and Stop return when systemd did not bring the unit there.
+var ErrJob = errors.New("job failed")
+
+// Start starts a unit and returns when its job is done.
+func (m *Manager) Start(ctx context.Context, unit string) error {
+	return m.job(ctx, unit, m.StartUnitContext)
+}
+
+// Stop stops a unit and returns when its job is done.
+func (m *Manager) Stop(ctx context.Context, unit string) error {
+	return m.job(ctx, unit, m.StopUnitContext)
+}
+
+func (m *Manager) job(ctx context.Context, unit string, enqueue func(context.Context, string, string, chan<- string) (int, error)) error {
+	result := make(chan string, 1)
+	if _, err := enqueue(ctx, unit, "replace", result); err != nil {
+		return fmt.Errorf("%s: %w", unit, err)
+	}
+	select {
+	case r := <-result:
+		if r != "done" && r != "skipped" {
+			return fmt.Errorf("%s: %w: %s", unit, ErrJob, r)
+		}
+		return nil
+	case <-m.closed:
+		return fmt.Errorf("%s: the connection to its systemd was lost", unit)
+	case <-ctx.Done():
+		return fmt.Errorf("%s: %w", unit, ctx.Err())
+	}
+}

@@ -1,0 +1,220 @@
+// Package claim holds a host for one slot among its peers. A claim is a file per slot below /run/berth/claims, looked at and
+// changed under one lock. It counts as long as the slot's guard unit is up or its machine is alive: so two starts at once
+// cannot both pass, a failed stop still protects, and what is left from a run that no longer exists blocks nothing.
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"berth/generator/file"
+	"berth/generator/goalstate"
+	"berth/generator/plan"
+	"berth/helpers/machine"
+	"berth/helpers/step"
+)
+
+// Take claims the host for the step's slot, or refuses.
+func Take(ctx context.Context, s *step.Step) error {
+	_, slot, err := s.Goal()
+	if err != nil {
+		return err
+	}
+	g, err := open(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	peers, err := g.peers(slot)
+	if err != nil {
+		return err
+	}
+	var refusals []error
+	for _, peer := range peers {
+		if err := g.free(ctx, peer); err != nil {
+			refusals = append(refusals, err)
+		}
+	}
+	if err := errors.Join(refusals...); err != nil {
+		return err
+	}
+	if err := g.clear(ctx, slot.MachineName()); err != nil {
+		return err
+	}
+	_, err = s.Root.Write(file.File{Path: claimFile(s.Slot), Mode: 0o644, Content: []byte(
+		"# Made by peer-guard: slot " + s.Slot + " holds this host. To release it: systemctl stop node@" + s.Slot + ".service\n")})
+	if err == nil {
+		s.Status("slot %s holds the host", s.Slot)
+	}
+	return err
+}
+
+// Release gives the slot's claim back. It fails, and the claim stays, while the slot's machine is still alive.
+func Release(ctx context.Context, s *step.Step) error {
+	g, err := open(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	life, err := g.life(ctx, goalstate.MachineName(s.Slot))
+	if err != nil {
+		return err
+	}
+	if life != "" {
+		return fmt.Errorf("the claim of slot %s is kept: machine %s is still alive: %s", s.Slot, goalstate.MachineName(s.Slot), life)
+	}
+	return s.Root.Remove(claimFile(s.Slot))
+}
+
+func claimFile(slot string) string { return plan.ClaimsDir + "/" + slot }
+
+// guard is a look at, or a change of, the claims: it holds the lock.
+type guard struct {
+	step     *step.Step
+	root     *file.Root
+	lock     *os.File
+	systemd  *machine.Manager
+	machined *machine.Machined
+}
+
+func open(ctx context.Context, s *step.Step) (*guard, error) {
+	g := &guard{step: s, root: s.Root}
+	if _, err := s.Root.Write(file.File{Path: plan.ClaimsDir, Mode: os.ModeDir | 0o755}); err != nil {
+		return nil, err
+	}
+	var err error
+	if g.lock, err = os.OpenFile(filepath.Join(s.Root.Name(), filepath.Dir(plan.ClaimsDir), "lock"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+		return nil, err
+	}
+	// It is held for a few calls over D-Bus, which ctx bounds; TimeoutStartSec= bounds the wait for it.
+	if err = unix.Flock(int(g.lock.Fd()), unix.LOCK_EX); err == nil {
+		if g.systemd, err = machine.Host(ctx, s.Root); err == nil {
+			g.machined, err = machine.DialMachined(ctx, s.Root)
+		}
+	}
+	if err != nil {
+		g.close()
+		return nil, err
+	}
+	return g, nil
+}
+
+func (g *guard) close() {
+	if g.machined != nil {
+		_ = g.machined.Close()
+	}
+	if g.systemd != nil {
+		g.systemd.Close()
+	}
+	_ = g.lock.Close()
+}
+
+// peers returns the slot's peers. Unless the goal state names them, a slot that was taken out of the goal state but still
+// holds a claim is one, too.
+func (g *guard) peers(slot *goalstate.Slot) ([]string, error) {
+	if slot.PeersSet {
+		return slot.Peers, nil
+	}
+	held, err := plan.Held(g.root)
+	if err != nil {
+		return nil, err
+	}
+	peers := append(slices.Clone(slot.Peers), held...)
+	slices.Sort(peers)
+	return slices.DeleteFunc(slices.Compact(peers), func(p string) bool { return p == slot.Name }), nil
+}
+
+// free returns nil where a peer holds nothing, else the refusal.
+func (g *guard) free(ctx context.Context, peer string) error {
+	guardUnit, nodeUnit := "node-peer-guard@"+peer+".service", "node@"+peer+".service"
+	_, err := g.root.Lstat(claimFile(peer))
+	if err == nil {
+		units, err := g.systemd.Units(ctx, guardUnit, nodeUnit)
+		if err != nil {
+			return err
+		}
+		if units[0].Running() {
+			return step.Refusedf("slot %s refused: slot %s holds the host (%s is %s); to release it: systemctl stop %s",
+				g.step.Slot, peer, nodeUnit, units[1].Active, nodeUnit)
+		}
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	name := goalstate.MachineName(peer)
+	life, err := g.life(ctx, name)
+	if err != nil {
+		return err
+	}
+	if life != "" {
+		return step.Refusedf("slot %s refused: machine %s is still alive: %s; to stop it: systemctl stop %s %s, and end what is left",
+			g.step.Slot, name, life, nodeUnit, machine.NSpawnUnit(name))
+	}
+	return nil
+}
+
+// life says in what form a machine is alive, or nothing.
+func (g *guard) life(ctx context.Context, name string) (string, error) {
+	unit, err := g.systemd.Service(ctx, machine.NSpawnUnit(name))
+	if err != nil {
+		return "", err
+	}
+	left, err := machine.Processes(g.root, machine.CGroup(g.root, name, unit.ControlGroup))
+	if err != nil {
+		return "", err
+	}
+	if len(left) > 0 {
+		return list(left) + " in the cgroup of " + unit.Name, nil
+	}
+	m, err := g.machined.Machine(ctx, name)
+	switch {
+	case errors.Is(err, machine.ErrNoMachine):
+	case err != nil:
+		return "", err
+	case m.Alive():
+		return fmt.Sprintf("it is registered with leader %d in %s", m.Leader, m.Unit), nil
+	}
+	return g.locked(name)
+}
+
+// locked looks at the lock that systemd-nspawn holds on the folder of a machine while it runs, registered or not, in
+// whatever unit (image_path_lock() of systemd 252 to 262).
+func (g *guard) locked(name string) (string, error) {
+	f, err := g.root.Open("var/lib/machines/.#" + name + ".lck")
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	} else if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	lock := unix.Flock_t{Type: unix.F_RDLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
+		return "", &os.PathError{Op: "F_OFD_GETLK", Path: f.Name(), Err: err}
+	}
+	if lock.Type == unix.F_UNLCK {
+		return "", nil
+	}
+	return "something holds " + f.Name(), nil
+}
+
+func list(processes []machine.Process) string {
+	const most = 5
+	names := make([]string, 0, most+1)
+	for i, p := range processes {
+		if i == most {
+			names = append(names, fmt.Sprintf("%d more", len(processes)-most))
+			break
+		}
+		names = append(names, p.String())
+	}
+	if len(processes) == 1 {
+		return "process " + names[0]
+	}
+	return "processes " + strings.Join(names, ", ")
+}

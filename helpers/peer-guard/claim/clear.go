@@ -1,0 +1,76 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"berth/helpers/machine"
+	"berth/helpers/step"
+)
+
+// clear takes away what the last run of the slot's own machine left behind, so that the next start succeeds at the first
+// try: processes in the cgroup of a unit that is down, the registration of a machine that is dead, and a mount. A machine
+// that was started in another way is not ours to end, and is refused.
+func (g *guard) clear(ctx context.Context, name string) error {
+	unit, err := g.systemd.Service(ctx, machine.NSpawnUnit(name))
+	if err != nil {
+		return err
+	}
+	state, err := g.systemd.Unit(ctx, unit.Name)
+	if err != nil {
+		return err
+	}
+	if state.Running() && !state.Busy() {
+		return step.Refusedf("machine %s runs already, but was not started through this claim; to stop it: systemctl stop %s", name, unit.Name)
+	}
+	cgroup := machine.CGroup(g.root, name, unit.ControlGroup)
+	left, err := machine.Processes(g.root, cgroup)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		g.step.Warn("ending what the last run of machine %s left behind: %s", name, list(left))
+		if err := machine.Kill(ctx, g.step, cgroup); err != nil {
+			return err
+		}
+	}
+	if err := g.forget(ctx, name); err != nil {
+		return err
+	}
+	return g.unmount(name)
+}
+
+// forget removes a registration that has outlived its machine.
+func (g *guard) forget(ctx context.Context, name string) error {
+	m, err := g.machined.Machine(ctx, name)
+	switch {
+	case errors.Is(err, machine.ErrNoMachine):
+		return nil
+	case err != nil:
+		return err
+	case m.Alive():
+		return step.Refusedf("machine %s runs already, with leader %d in %s, but not as %s; to stop it: machinectl terminate %s",
+			name, m.Leader, m.Unit, machine.NSpawnUnit(name), name)
+	}
+	g.step.Warn("clearing the registration of machine %s, whose leader %d is gone", name, m.Leader)
+	return g.machined.Unregister(ctx, name)
+}
+
+// unmount takes away the mount through which a machine exports its sockets (systemd 256 and later). systemd 257 leaves it
+// behind when systemd-nspawn is killed, and then refuses to start the machine; 262 cleans up.
+func (g *guard) unmount(name string) error {
+	path := filepath.Join(g.root.Name(), "run/systemd/nspawn/unix-export", name)
+	switch err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); {
+	case err == nil:
+		g.step.Warn("unmounted %s, which the last run left behind", path)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT): // not mounted, not there
+	default:
+		return fmt.Errorf("left over from the last run: %w", &os.PathError{Op: "umount", Path: path, Err: err})
+	}
+	return nil
+}

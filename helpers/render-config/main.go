@@ -1,0 +1,148 @@
+// render-config writes one part of a slot's configuration: the machine's settings on the host, or containerd's or kubelet's
+// files in the machine's root file system. It is the last moment before the machine starts, so it decides all that depends
+// on the host.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"time"
+
+	"berth/generator/file"
+	"berth/generator/goalstate"
+	"berth/generator/plan"
+	"berth/helpers/facts"
+	"berth/helpers/machine"
+	"berth/helpers/render"
+	"berth/helpers/step"
+)
+
+func main() {
+	os.Exit(step.Main(step.Command{
+		Name: "render-config",
+		About: `Writes one part of the slot's configuration. PART is
+  nspawn      the machine's .nspawn file; reloads systemd where the slot's units are not what the goal state says
+  containerd  containerd's configuration and unit, in the machine's root file system
+  kubelet     kubelet's configuration, credentials and unit, in the machine's root file system
+Files whose content is right already are left alone.`,
+		Args:   []string{"PART", "SLOT"},
+		Budget: 25 * time.Second,
+		Run:    run,
+	}))
+}
+
+func run(ctx context.Context, s *step.Step) error {
+	goal, slot, err := s.Goal()
+	if err != nil {
+		return err
+	}
+	switch part := s.Args["PART"]; part {
+	case "nspawn":
+		return nspawn(ctx, s, goal, slot)
+	case "containerd":
+		return inMachine(s, slot, func(root *file.Root) (render.Output, error) {
+			return render.Containerd(slot, goal.Sources, facts.DiscoverMachine(root, slot))
+		})
+	case "kubelet":
+		return inMachine(s, slot, func(root *file.Root) (render.Output, error) {
+			token, err := token(s, slot)
+			if err != nil {
+				return render.Output{}, err
+			}
+			host, m := facts.DiscoverHost(s.Root, slot), facts.DiscoverMachine(root, slot)
+			return render.Kubelet(slot, goal.Sources, host, m, render.Secrets{BootstrapToken: token})
+		})
+	default:
+		return &step.Failure{Code: step.ExitUsage, Err: fmt.Errorf("part %q: want nspawn, containerd or kubelet", part)}
+	}
+}
+
+// nspawn writes the machine's settings, and makes sure that systemd knows the slot's units as they are now.
+func nspawn(ctx context.Context, s *step.Step, goal *goalstate.GoalState, slot *goalstate.Slot) error {
+	out, err := render.NSpawn(slot, goal.Sources, facts.DiscoverHost(s.Root, slot))
+	changed, err := write(s, s.Root, out, err)
+	if err != nil {
+		return err
+	}
+	held, err := plan.Held(s.Root)
+	if err != nil {
+		return err
+	}
+	units, err := plan.Units(goal, held)
+	if err != nil {
+		return err
+	}
+	stale, err := plan.Stale(s.Root, slot.Name, units)
+	if err != nil {
+		return err
+	}
+	for _, name := range changed {
+		if path.Ext(name) == ".conf" { // a drop-in of the machine's unit
+			stale = append(stale, name)
+		}
+	}
+	if len(stale) == 0 {
+		return nil
+	}
+	s.Notice("reloading systemd, which does not know the slot's units as they are now: %s", stale[0])
+	host, err := machine.Host(ctx, s.Root)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if err := host.ReloadContext(ctx); err != nil {
+		return fmt.Errorf("systemctl daemon-reload: %w", err)
+	}
+	return nil
+}
+
+// inMachine renders a part that goes into the root file system of the slot's machine.
+func inMachine(s *step.Step, slot *goalstate.Slot, render func(*file.Root) (render.Output, error)) error {
+	dir, err := s.Root.Sub("var/lib/machines/" + slot.MachineName())
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("the slot has no root file system: want one in /var/lib/machines/%s", slot.MachineName())
+	} else if err != nil {
+		return err
+	}
+	defer dir.Close()
+	out, err := render(dir)
+	_, err = write(s, dir, out, err)
+	return err
+}
+
+// write applies what was rendered beneath root and returns the paths of the files that had to change. What was rendered
+// with an error is not written at all; its warnings are still told.
+func write(s *step.Step, root *file.Root, out render.Output, err error) ([]string, error) {
+	for _, w := range out.Warnings {
+		s.Warn("%s", w)
+	}
+	if err != nil {
+		return nil, err
+	}
+	changed, err := root.WriteAll(out.Files)
+	for _, name := range out.Remove {
+		err = errors.Join(err, root.Remove(name))
+	}
+	for _, name := range changed {
+		s.Info("wrote /%s", name)
+	}
+	s.Status("%d files, %d of them new or changed", len(out.Files), len(changed))
+	return changed, err
+}
+
+// token reads the bootstrap token from where the goal state says.
+func token(s *step.Step, slot *goalstate.Slot) (string, error) {
+	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	if dir == "" {
+		return facts.Token(s.Root, nil, slot.Kubelet)
+	}
+	credentials, err := file.OpenRoot(dir)
+	if err != nil {
+		return "", err
+	}
+	defer credentials.Close()
+	return facts.Token(s.Root, credentials, slot.Kubelet)
+}

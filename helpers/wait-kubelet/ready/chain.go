@@ -1,0 +1,126 @@
+// Package ready decides when a slot's node is ready, and why it is not.
+package ready
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"berth/generator/goalstate"
+	"berth/helpers/machine"
+	"berth/helpers/step"
+)
+
+// chain returns the units of a slot's steps in order.
+func chain(slot string) []string {
+	return []string{
+		"node-peer-guard@" + slot + ".service",
+		"node-render-nspawn@" + slot + ".service",
+		"node-render-containerd@" + slot + ".service",
+		"node-render-kubelet@" + slot + ".service",
+		machine.NSpawnUnit(goalstate.MachineName(slot)),
+		"node-wait-dbus@" + slot + ".service",
+		"node-nvidia-wire@" + slot + ".service",
+		"node-containerd@" + slot + ".service",
+		"node-kubelet@" + slot + ".service",
+	}
+}
+
+// Down waits until no step of the slot is being stopped any more. A restart's stop is over when its job has become a start.
+func Down(ctx context.Context, s *step.Step) error {
+	host, err := machine.Host(ctx, s.Root)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return s.Wait(ctx, "the end of slot "+s.Slot, host.Events(), func(ctx context.Context) (step.State, error) {
+		units, err := host.Units(ctx, chain(s.Slot)...)
+		var stopping []string
+		for _, u := range units {
+			if u.Job == "stop" || u.Job == "restart" || u.Job == "try-restart" {
+				stopping = append(stopping, u.Name)
+			}
+		}
+		return step.State{Done: err == nil && len(stopping) == 0, Seen: strings.Join(stopping, " ")}, err
+	})
+}
+
+// watchChain waits until the last step is done. It has no deadline of its own: each step has one, and before the first a
+// host that boots may wait for its network.
+func watchChain(ctx context.Context, s *step.Step, host *machine.Manager) error {
+	names := chain(s.Slot)
+	return s.Wait(ctx, "the steps of slot "+s.Slot, host.Events(), func(ctx context.Context) (step.State, error) {
+		units, err := host.Units(ctx, names...)
+		if err != nil {
+			return step.State{}, err
+		}
+		if up(units) {
+			return step.State{Done: true}, nil
+		}
+		for _, u := range units {
+			if u.Busy() {
+				return step.State{Seen: next(units)}, nil
+			}
+		}
+		return step.State{}, why(ctx, s, host, units)
+	})
+}
+
+// up tells whether the chain is whole: the machine runs and its last step is done, and neither is about to change.
+func up(units []machine.Unit) bool {
+	for _, u := range units {
+		if u.Active != "active" || u.Job != "" {
+			return false
+		}
+	}
+	return true
+}
+
+// next names the first step that is not done.
+func next(units []machine.Unit) string {
+	for _, u := range units {
+		if u.Active != "active" || u.Job != "" {
+			return u.Name
+		}
+	}
+	return ""
+}
+
+// why is the error for a chain that is not up and that nothing brings up.
+func why(ctx context.Context, s *step.Step, host *machine.Manager, units []machine.Unit) error {
+	for _, u := range units {
+		if u.Active == "failed" {
+			return failed(ctx, host, u)
+		}
+	}
+	node, err := host.Service(ctx, "node@"+s.Slot+".service")
+	if err != nil {
+		return err
+	}
+	if !strings.HasPrefix(node.FragmentPath, "/run/systemd/generator/") {
+		return step.Invalidf("slot %s is in the goal state, but systemd has not read it (%s answers): systemctl daemon-reload",
+			s.Slot, node.FragmentPath)
+	}
+	return fmt.Errorf("step %s was stopped while the node started", next(units))
+}
+
+// failed tells which step failed and why: what it said last, and how to see more. The exit codes that mean "trying again
+// does not help" are handed on.
+func failed(ctx context.Context, host *machine.Manager, unit machine.Unit) error {
+	s, err := host.Service(ctx, unit.Name)
+	if err != nil {
+		return err
+	}
+	reason := s.StatusText
+	if reason == "" || s.Result != "exit-code" {
+		reason = strings.TrimSpace("result " + s.Result + ", " + s.StatusText)
+	}
+	err = fmt.Errorf("step %s failed: %s (see: journalctl -u %s)", unit.Name, strings.TrimSuffix(reason, ", "), unit.Name)
+	switch int(s.ExecMainStatus) {
+	case step.ExitUsage, step.ExitInvalid, step.ExitNotReady, step.ExitRefused:
+		if s.Result == "exit-code" && strings.HasPrefix(unit.Name, "node-") {
+			return &step.Failure{Code: int(s.ExecMainStatus), Err: err}
+		}
+	}
+	return err
+}
