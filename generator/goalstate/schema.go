@@ -11,8 +11,12 @@ type GoalState struct {
 	Sources []string
 	// Boot names the slot that starts at boot; empty: none.
 	Boot string
-	// Slots holds each slot by its name, with the shared tables and the slot's own already merged.
+	// Slots holds each slot by its name, with the shared tables and the slot's own already merged. Slots may share
+	// maps and slices, so they must not be changed.
 	Slots map[string]*Slot
+	// Partial says that there were errors, and that only Sources, Boot and the names of Slots are set, as far as they
+	// are certain: enough to make a slot that should run say why it does not, and for nothing else.
+	Partial bool
 }
 
 // Slot is one slot's goal state. Nothing in it is inherited any more: the shared tables, the slot's own tables above
@@ -35,7 +39,7 @@ type Slot struct {
 
 // Cluster is the control plane that the slot's kubelet joins.
 type Cluster struct {
-	Server                   string   `toml:"server"`                     // URL of the API server
+	Server                   string   `toml:"server"`                     // https://host[:port] of the API server
 	CertificateAuthority     string   `toml:"certificate_authority"`      // absolute path on the host of a PEM file
 	CertificateAuthorityData string   `toml:"certificate_authority_data"` // base64 of a PEM file, instead of the path
 	DNS                      []string `toml:"dns"`                        // addresses of the cluster's DNS service
@@ -46,7 +50,7 @@ type Cluster struct {
 type Kubelet struct {
 	Binary   string            `toml:"binary"`    // absolute path inside the machine
 	NodeName string            `toml:"node_name"` // empty: the host's name, decided when the slot starts
-	NodeIP   string            `toml:"node_ip"`
+	NodeIP   string            `toml:"node_ip"`   // empty, one address, or "IPv4,IPv6" in either order
 	Labels   map[string]string `toml:"labels"`
 	Taints   []string          `toml:"taints"` // key[=value]:effect
 
@@ -83,6 +87,8 @@ type Containerd struct {
 
 // Registry says where images of one registry host are pulled from.
 type Registry struct {
+	// Server is the URL of the registry itself. Default: https://<host>, for docker.io https://registry-1.docker.io;
+	// empty for "_default", where containerd takes the host that the image names.
 	Server  string   `toml:"server"`
 	Mirrors []Mirror `toml:"mirrors"` // tried in this order, before Server
 }
