@@ -69,7 +69,7 @@ func Containerd(slot *goalstate.Slot, sources []string, m facts.Machine) (Output
 		}
 	}
 	r.add(units+"/containerd.service", "containerd.service", map[string]string{
-		"PATH": pathLine(c.Binary, c.Runc), "COMMAND": unit.Command(c.Binary, "--config", containerdConfig),
+		"PATH": pathLine(c.Binary, c.Runc), "COMMAND": r.command("containerd.binary", c.Binary, "--config", containerdConfig),
 	})
 	r.add(units+"/"+stack, "node-stack.target", map[string]string{})
 	r.enable("containerd.service")

@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"berth/generator/goalstate"
-	"berth/generator/unit"
 	"berth/helpers/facts"
 )
 
@@ -78,7 +77,7 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 		}
 		args = append(args, "--node-labels="+strings.Join(labels, ","))
 	}
-	r.add(units+"/kubelet.service", "kubelet.service", map[string]string{"COMMAND": unit.Command(k.Binary, args...)})
+	r.add(units+"/kubelet.service", "kubelet.service", map[string]string{"COMMAND": r.command("kubelet.binary", k.Binary, args...)})
 	r.enable("kubelet.service")
 	r.disable("kubelet.service", m)
 	return r.done()

@@ -96,6 +96,15 @@ func (r *renderer) binary(key, name string, b facts.Binary, m facts.Machine) {
 	}
 }
 
+// command returns the ExecStart= of a program that the goal state names with key. Systemd takes no such name with a quote or
+// backslash in it, however it is escaped (config_parse_exec(), string_is_safe()).
+func (r *renderer) command(key, program string, args ...string) string {
+	if strings.ContainsAny(program, "\"'\\") {
+		r.errorf("%s: %s: systemd runs no program with a quote or a backslash in its path: rename it", key, program)
+	}
+	return unit.Command(program, args...)
+}
+
 // done ends a rendering: what could not be rendered whole is not handed out at all.
 func (r *renderer) done() (Output, error) {
 	if len(r.errs) > 0 {

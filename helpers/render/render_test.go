@@ -160,6 +160,14 @@ func TestNodeName(t *testing.T) {
 	}
 }
 
+func TestUnrunnable(t *testing.T) {
+	slot := &goalstate.Slot{Containerd: goalstate.Containerd{Binary: `/opt/"containerd"`, ConfigVersion: 3}}
+	want := `containerd.binary: /opt/"containerd": systemd runs no program with a quote or a backslash in its path: rename it`
+	if _, err := Containerd(slot, nil, facts.Machine{}); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
 func TestLoopbackOnly(t *testing.T) {
 	for _, c := range []struct {
 		servers []string
