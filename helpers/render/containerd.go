@@ -114,11 +114,17 @@ func (r *renderer) addConfig(version int) {
 // containerdConfig is berth's defaults with the user's tables over them.
 func (r *renderer) containerdConfig(version int) map[string]any {
 	c, l := r.slot.Containerd, layouts[version]
+	cni := map[string]any{"conf_dir": "/etc/cni/net.d"}
+	if version == 2 {
+		// In 2.x that is the default, and has to stay unsaid: 2.1 renamed bin_dir to bin_dirs, and who sets the one beside
+		// the other gets a containerd without its CRI plugin.
+		cni["bin_dir"] = "/opt/cni/bin"
+	}
 	runtime := map[string]any{
 		// Unknown to 1.6 and older, which ignore it.
 		"enable_cdi":    true,
 		"cdi_spec_dirs": []string{"/etc/cdi", "/run/cdi"},
-		"cni":           map[string]any{"bin_dir": "/opt/cni/bin", "conf_dir": "/etc/cni/net.d"},
+		"cni":           cni,
 		"containerd": map[string]any{
 			"default_runtime_name": "runc",
 			"runtimes": map[string]any{"runc": map[string]any{
