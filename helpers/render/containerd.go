@@ -75,7 +75,6 @@ func Containerd(slot *goalstate.Slot, sources []string, m facts.Machine) (Output
 	r.enable("containerd.service")
 	r.disable("containerd.service", m)
 	r.add("etc/tmpfiles.d/berth.conf", "machine-tmpfiles.conf", map[string]string{})
-	slices.Sort(r.out.Remove)
 	return r.done()
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
@@ -111,6 +112,7 @@ func (r *renderer) done() (Output, error) {
 		return Output{}, errors.Join(r.errs...)
 	}
 	file.Sort(r.out.Files)
+	slices.Sort(r.out.Remove)
 	return r.out, nil
 }
 
