@@ -73,7 +73,7 @@ func hasControl(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
 }
 
-func isSlotName(s string) bool {
+func ValidSlotName(s string) bool {
 	return len(s) >= 1 && len(s) <= 16 && all(s, isLower)
 }
 

@@ -116,7 +116,7 @@ func (d *decoder) decode(root *node) {
 	}
 	for _, name := range slots.keysOrNone() {
 		n, key := slots.table[name], joinKey("slot", name)
-		if !isSlotName(name) {
+		if !ValidSlotName(name) {
 			d.errs = append(d.errs, n.src.error(n.key, key, strconv.Quote(name)+" cannot be a slot's name",
 				"want 1 to 16 of a-z and 0-9"))
 		} else {
@@ -153,7 +153,7 @@ func (d *decoder) boot(n *node, names []string) {
 	name, ok := d.str(n, "boot")
 	switch {
 	case !ok || name == "": // empty: a drop-in takes back what another file says
-	case d.goal.Slots[name] != nil, isSlotName(name) && !d.whole:
+	case d.goal.Slots[name] != nil, ValidSlotName(name) && !d.whole:
 		d.goal.Boot = name
 	default:
 		d.bad(n, "boot", strconv.Quote(name)+" is no slot", didYouMean(name, names, "want "+orList(names)))
@@ -225,12 +225,9 @@ func (d *decoder) slot(n *node, s *Slot, names []string) {
 		}
 	}
 	if !s.PeersSet {
-		s.Peers = make([]string, 0, len(names))
-		for _, name := range names {
-			if name != s.Name {
-				s.Peers = append(s.Peers, name)
-			}
-		}
+		// Copied in two pieces: with a thousand slots there are a million peers.
+		i, _ := slices.BinarySearch(names, s.Name)
+		s.Peers = slices.Concat(names[:i], names[i+1:])
 	}
 }
 
@@ -246,7 +243,7 @@ func (d *decoder) peers(n *node, s *Slot, key string, names []string) {
 			d.bad(e, key, "is the slot itself", "want other slots")
 		case slices.Contains(s.Peers, name):
 			d.bad(e, key, strconv.Quote(name)+" is there twice", "want each once")
-		case !slices.Contains(others, name) && (d.whole || !isSlotName(name)):
+		case !slices.Contains(others, name) && (d.whole || !ValidSlotName(name)):
 			d.bad(e, key, strconv.Quote(name)+" is no slot", didYouMean(name, others, "want "+orList(others)))
 		default:
 			s.Peers = append(s.Peers, name)

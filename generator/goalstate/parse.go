@@ -244,6 +244,7 @@ func parseFile(src *source) (root *node, errs Errors, whole bool) {
 	} else if locateErr != nil {
 		e.Problem = locateErr.Error()
 	}
+	e.Key, e.Problem = printable(e.Key), printable(e.Problem)
 	if holdsSecret(e.Key) || holdsSecret(src.line(e.Line)) {
 		e.Problem = "is not valid TOML" // the parser's own words quote the value
 	}
@@ -261,6 +262,15 @@ func parseFile(src *source) (root *node, errs Errors, whole bool) {
 		}
 	}
 	return root, errs, false
+}
+
+// printable escapes control characters, which BurntSushi's parser repeats from the file as they are.
+func printable(s string) string {
+	if !hasControl(s) {
+		return s
+	}
+	q := strconv.Quote(s)
+	return q[1 : len(q)-1]
 }
 
 // line returns a line's text.

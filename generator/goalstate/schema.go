@@ -2,7 +2,11 @@
 // look like. Loading is strict, and reports every error of all files at once with the place and the cure.
 package goalstate
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // GoalState is what a host's slots must look like: all files merged, defaults filled in, everything checked.
 type GoalState struct {
@@ -148,3 +152,6 @@ func (s *Slot) MachineName() string { return MachineName(s.Name) }
 
 // MachineName is the name of a slot's nspawn machine.
 func MachineName(slot string) string { return "node-" + slot }
+
+// SlotNames are the names of the slots, sorted.
+func (g *GoalState) SlotNames() []string { return slices.Sorted(maps.Keys(g.Slots)) }
