@@ -84,6 +84,10 @@ var required = []struct{ table, keys, cure string }{
 		`bootstrap_token_file = "/etc/berth/bootstrap-token"`},
 }
 
+// maxSuggestions is the number of errors after which no unknown key is compared with those that exist: a file with more
+// is not a goal state, and a megabyte of such keys costs the generator more than a minute without this bound.
+const maxSuggestions = 100
+
 // decoder turns the merged tree into slots.
 type decoder struct {
 	errs   Errors
@@ -605,12 +609,15 @@ func (d *decoder) kubeletConfig(n *node, key string) {
 		case protected[k] != "":
 			d.errs = append(d.errs, v.src.error(v.key, full, "belongs to berth", protected[k]))
 		case f == nil:
-			names := make([]string, len(kubeletFields))
-			for i, f := range kubeletFields {
-				names[i] = f.name
+			cure := "want a field of kubelet.config.k8s.io/v1beta1"
+			if len(d.errs) < maxSuggestions {
+				names := make([]string, len(kubeletFields))
+				for i, f := range kubeletFields {
+					names[i] = f.name
+				}
+				cure = didYouMean(k, names, cure)
 			}
-			d.errs = append(d.errs, v.src.error(v.key, full, "is not a field of KubeletConfiguration",
-				didYouMean(k, names, "want a field of kubelet.config.k8s.io/v1beta1")))
+			d.errs = append(d.errs, v.src.error(v.key, full, "is not a field of KubeletConfiguration", cure))
 		case f.kind == "a duration":
 			s, ok := v.scalar.(string)
 			if _, err := time.ParseDuration(s); !ok || err != nil {
@@ -650,7 +657,9 @@ func (d *decoder) unknown(n *node, table, rule, k string, siblings []string) {
 		prefix = strings.Join(strings.SplitN(key, ".", 3)[:2], ".") + "."
 	}
 	cure := "want one of " + strings.Join(siblings, ", ")
-	if c := closest(k, siblings); c != "" {
+	if len(d.errs) >= maxSuggestions {
+		// See maxSuggestions.
+	} else if c := closest(k, siblings); c != "" {
 		cure = "did you mean " + joinKey(table, c) + "?"
 	} else if other := d.elsewhere(k); other != "" && strings.Count(rule, ".") == 0 {
 		cure = "did you mean " + prefix + other + "?"

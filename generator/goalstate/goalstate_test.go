@@ -445,6 +445,30 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// What a megabyte of mistakes costs: everything but brackets is still parsed to its end.
+func BenchmarkHostile(b *testing.B) {
+	var keys strings.Builder
+	keys.WriteString(minimal + "[kubelet.config]\n")
+	for i := 0; keys.Len() < maxSize-16; i++ {
+		fmt.Fprintf(&keys, "maxPads%d=1\n", i)
+	}
+	for _, tc := range []struct{ name, data string }{
+		{"keys", keys.String()},
+		{"brackets", "x=" + strings.Repeat("[", maxSize-2)},
+		{"dots", strings.Repeat("a.", maxSize/2-1) + "a=1"},
+		{"tables", strings.Repeat("[[slot.a]]\n", maxSize/11)},
+		{"line", "x=[" + strings.Repeat("\"\\u0001\",", maxSize/9-1) + "]"},
+	} {
+		b.Run(tc.name, func(b *testing.B) {
+			for b.Loop() {
+				if _, err := Parse([]Source{{"/etc/berth/goal.toml", []byte(tc.data)}}); err == nil {
+					b.Fatal("no error")
+				}
+			}
+		})
+	}
+}
+
 func BenchmarkLoad(b *testing.B) {
 	shared, _, _ := strings.Cut(string(must(os.ReadFile("testdata/full.toml"))), "[slot.a]")
 	for _, slots := range []int{2, 1000} {

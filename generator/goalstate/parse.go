@@ -226,6 +226,20 @@ func parseFile(src *source) (root *node, errs Errors, whole bool) {
 		return refuse(i, fmt.Sprintf("is not UTF-8: byte 0x%02x", data[i]), "want TOML in UTF-8")
 	}
 
+	// Both parsers recurse, one of them in quadratic time, before locate sees the first value. Brackets in strings and
+	// comments count here too, but no goal state has a thousand more of them open than closed.
+	for i, open := 0, 0; i < len(data); i++ {
+		switch data[i] {
+		case '[', '{':
+			open++
+		case ']', '}':
+			open--
+		}
+		if open > 1000 {
+			return refuse(i, fmt.Sprintf("nests deeper than %d tables and arrays", maxDepth), "want a goal state")
+		}
+	}
+
 	places, offset, locateErr := locate(data)
 	if errors.Is(locateErr, errDepth) {
 		return refuse(offset, fmt.Sprintf("nests deeper than %d tables and arrays", maxDepth), "want a goal state")

@@ -10,6 +10,9 @@ func closest(word string, candidates []string) string {
 		if fold(c) == fold(word) {
 			return c
 		}
+		if gap := len(word) - len(c); gap >= least || -gap >= least {
+			continue // at least as many letters to insert or delete
+		}
 		if d := distance(word, c); d < least {
 			best, least = c, d
 		}
