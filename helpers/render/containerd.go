@@ -54,24 +54,27 @@ func Containerd(slot *goalstate.Slot, sources []string, m facts.Machine) (Output
 	r.binary("containerd.binary", c.Binary, m.Containerd, m)
 	r.binary("containerd.runc", c.Runc, m.Runc, m)
 	if version, ok := r.configVersion(m); ok {
-		r.add(containerdConfig[1:], 0o644, "containerd-config.toml", map[string]string{"CONFIG": encode(r.containerdConfig(version))})
+		r.addConfig(version)
 	}
 	for _, host := range slices.Sorted(maps.Keys(c.Registry)) {
-		r.add(path.Join(registries[1:], host, "hosts.toml"), 0o644, "hosts.toml", map[string]string{"CONFIG": hosts(c.Registry[host])})
+		add := r.add
+		if slices.ContainsFunc(c.Registry[host].Mirrors, func(m goalstate.Mirror) bool { return len(m.Header) > 0 }) {
+			add = r.secret // Authorization, for instance
+		}
+		add(path.Join(registries[1:], host, "hosts.toml"), "hosts.toml", map[string]string{"CONFIG": hosts(c.Registry[host])})
 	}
 	for _, host := range m.Registries {
 		if _, wanted := c.Registry[host]; !wanted {
 			r.out.Remove = append(r.out.Remove, path.Join(registries[1:], host, "hosts.toml"))
 		}
 	}
-	r.add(units+"/containerd.service", 0o644, "containerd.service", map[string]string{
-		"PATH": pathLine(c.Binary, c.Runc), "COMMAND": unit.Command(c.Binary, "--config", containerdConfig),
+	r.add(units+"/containerd.service", "containerd.service", map[string]string{
+		"PATH": pathLine(c.Binary, c.Runc), "COMMAND": r.command("containerd.binary", c.Binary, "--config", containerdConfig),
 	})
-	r.add(units+"/"+stack, 0o644, "node-stack.target", map[string]string{})
+	r.add(units+"/"+stack, "node-stack.target", map[string]string{})
 	r.enable("containerd.service")
 	r.disable("containerd.service", m)
-	r.add("etc/tmpfiles.d/berth.conf", 0o644, "machine-tmpfiles.conf", map[string]string{})
-	slices.Sort(r.out.Remove)
+	r.add("etc/tmpfiles.d/berth.conf", "machine-tmpfiles.conf", map[string]string{})
 	return r.done()
 }
 
@@ -97,14 +100,30 @@ func (r *renderer) configVersion(m facts.Machine) (version int, ok bool) {
 	return 0, false
 }
 
+// addConfig adds containerd's configuration, as a secret if it holds credentials of registries.
+func (r *renderer) addConfig(version int) {
+	config := r.containerdConfig(version)
+	add := r.add
+	if at(config, "plugins", layouts[version].images, "registry", "auths") != nil {
+		add = r.secret
+	}
+	add(containerdConfig[1:], "containerd-config.toml", map[string]string{"CONFIG": encode(config)})
+}
+
 // containerdConfig is berth's defaults with the user's tables over them.
 func (r *renderer) containerdConfig(version int) map[string]any {
 	c, l := r.slot.Containerd, layouts[version]
+	cni := map[string]any{"conf_dir": "/etc/cni/net.d"}
+	if version == 2 {
+		// In 2.x that is the default, and has to stay unsaid: 2.1 renamed bin_dir to bin_dirs, and who sets the one beside
+		// the other gets a containerd without its CRI plugin.
+		cni["bin_dir"] = "/opt/cni/bin"
+	}
 	runtime := map[string]any{
 		// Unknown to 1.6 and older, which ignore it.
 		"enable_cdi":    true,
 		"cdi_spec_dirs": []string{"/etc/cdi", "/run/cdi"},
-		"cni":           map[string]any{"bin_dir": "/opt/cni/bin", "conf_dir": "/etc/cni/net.d"},
+		"cni":           cni,
 		"containerd": map[string]any{
 			"default_runtime_name": "runc",
 			"runtimes": map[string]any{"runc": map[string]any{
@@ -128,51 +147,24 @@ func (r *renderer) containerdConfig(version int) map[string]any {
 		"metrics": map[string]any{"address": ""},
 		"plugins": plugins,
 	}
-	r.checkContainerd(version)
+	r.checkPlugins(version)
 	merge(config, c.Config)
-	r.checkRegistry(at(config, "plugins", l.images, "registry"))
 	return config
 }
 
-// checkContainerd refuses settings in the goal state that this version of the configuration would ignore without a word.
-func (r *renderer) checkContainerd(version int) {
-	user := r.slot.Containerd.Config
-	if v, set := user["version"]; set && v != int64(version) && v != version {
-		r.errorf("containerd.config.version: %v, but this slot's containerd takes version %d: take it out, or set "+
-			"containerd.config_version", v, version)
-	}
-	foreign := layouts[version].foreign
-	for _, plugin := range slices.Sorted(maps.Keys(foreign)) {
-		keys, table := foreign[plugin], at(user, "plugins", plugin)
+// checkPlugins refuses settings in the goal state that this version of containerd would ignore without a word.
+func (r *renderer) checkPlugins(version int) {
+	l := layouts[version]
+	for _, plugin := range slices.Sorted(maps.Keys(l.foreign)) {
+		keys, table := l.foreign[plugin], at(r.slot.Containerd.Config, "plugins", plugin)
 		if keys == nil {
 			keys = slices.Sorted(maps.Keys(table))
 		}
 		for _, key := range keys {
 			if _, set := table[key]; set {
-				r.errorf("containerd.config.plugins.%q.%s: has no effect in version %d, which this slot's containerd takes: want it in %s",
-					plugin, key, version, strings.Join(slices.Compact([]string{layouts[version].images, layouts[version].runtime}), " or "))
+				r.errorf("containerd.config.plugins.%q.%s: has no effect in config version %d, which this slot's containerd takes: "+
+					"its place is there in %s", plugin, key, version, strings.Join(slices.Compact([]string{l.images, l.runtime}), " or "))
 			}
-		}
-	}
-}
-
-// checkRegistry refuses what makes containerd start without its CRI plugin: registry settings of both kinds
-// (ValidatePluginConfig in containerd's pkg/cri/config/config.go, 1.5 to 2.x).
-func (r *renderer) checkRegistry(registry map[string]any) {
-	if registry["config_path"] == "" {
-		return
-	}
-	refuse := func(key string) {
-		r.errorf("containerd.config: registry.%s does not go together with registry.config_path, and containerd would start "+
-			"without its CRI plugin: use [containerd.registry], or set config_path to \"\"", key)
-	}
-	if len(at(registry, "mirrors")) > 0 {
-		refuse("mirrors")
-	}
-	configs := at(registry, "configs")
-	for _, host := range slices.Sorted(maps.Keys(configs)) {
-		if _, set := at(configs, host)["tls"]; set {
-			refuse("configs." + host + ".tls")
 		}
 	}
 }
@@ -201,7 +193,8 @@ func hosts(g goalstate.Registry) string {
 		if len(m.Header) > 0 {
 			t["header"] = m.Header
 		}
-		parts = append(parts, encode(map[string]any{"host": map[string]any{m.URL: t}}))
+		// A parent's header line may stand in a file only once, and need not.
+		parts = append(parts, strings.TrimPrefix(encode(map[string]any{"host": map[string]any{m.URL: t}}), "[host]\n"))
 	}
 	return strings.Join(parts, "\n\n")
 }

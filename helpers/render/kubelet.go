@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"berth/generator/goalstate"
-	"berth/generator/unit"
 	"berth/helpers/facts"
 )
 
@@ -50,8 +49,8 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 	node := r.nodeName(h)
 	ca := r.certificateAuthority(h)
 
-	r.add(kubeletConfig[1:], 0o644, "kubelet-config.yaml", map[string]string{"CONFIG": r.yaml("kubelet.config", r.kubeletConfig(h))})
-	r.add(clientCA[1:], 0o644, "apiserver-client-ca.crt", map[string]string{"CERTIFICATES": ca})
+	r.add(kubeletConfig[1:], "kubelet-config.yaml", map[string]string{"CONFIG": r.yaml("kubelet.config", r.kubeletConfig(h))})
+	r.add(clientCA[1:], "apiserver-client-ca.crt", map[string]string{"CERTIFICATES": ca})
 	r.folder(manifests[1:], 0o700)
 	r.folder(volumePlugins[1:], 0o755)
 
@@ -78,7 +77,7 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 		}
 		args = append(args, "--node-labels="+strings.Join(labels, ","))
 	}
-	r.add(units+"/kubelet.service", 0o644, "kubelet.service", map[string]string{"COMMAND": unit.Command(k.Binary, args...)})
+	r.add(units+"/kubelet.service", "kubelet.service", map[string]string{"COMMAND": r.command("kubelet.binary", k.Binary, args...)})
 	r.enable("kubelet.service")
 	r.disable("kubelet.service", m)
 	return r.done()

@@ -38,12 +38,12 @@ func NSpawn(slot *goalstate.Slot, sources []string, h facts.Host) (Output, error
 			allow = append(allow, "DeviceAllow="+unit.Word(node)+" rwm")
 		}
 	}
-	r.add("run/systemd/nspawn/"+machine+".nspawn", 0o644, "machine.nspawn", map[string]string{
+	r.add("run/systemd/nspawn/"+machine+".nspawn", "machine.nspawn", map[string]string{
 		"HOSTNAME": hostname, "BINDS": r.bindLines(binds),
 	})
 	extra := "run/systemd/system/systemd-nspawn@" + machine + ".service.d/60-berth-devices.conf"
 	if len(allow) > 0 {
-		r.add(extra, 0o644, "devices.conf", map[string]string{"DEVICES": strings.Join(allow, "\n")})
+		r.add(extra, "devices.conf", map[string]string{"DEVICES": strings.Join(allow, "\n")})
 	} else {
 		r.out.Remove = append(r.out.Remove, extra)
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
@@ -54,15 +55,16 @@ func (r *renderer) warnf(format string, args ...any) {
 }
 
 // add fills the template of a file. An empty map will do for one that takes nothing but the header's values.
-func (r *renderer) add(name string, mode fs.FileMode, template string, values map[string]string) {
+func (r *renderer) add(name, template string, values map[string]string) {
 	values["SOURCES"], values["SLOT"] = unit.Sources(r.sources), r.slot.Name
-	r.out.Files = append(r.out.Files, file.File{Path: name, Mode: mode, Content: templates.Fill(template, values)})
+	r.out.Files = append(r.out.Files, file.File{Path: name, Mode: 0o644, Content: templates.Fill(template, values)})
 }
 
 // secret is add for what only root may read.
 func (r *renderer) secret(name, template string, values map[string]string) {
-	r.add(name, 0o600, template, values)
-	r.out.Files[len(r.out.Files)-1].Secret = true
+	r.add(name, template, values)
+	f := &r.out.Files[len(r.out.Files)-1]
+	f.Mode, f.Secret = 0o600, true
 }
 
 func (r *renderer) folder(name string, mode fs.FileMode) {
@@ -95,12 +97,22 @@ func (r *renderer) binary(key, name string, b facts.Binary, m facts.Machine) {
 	}
 }
 
+// command returns the ExecStart= of a program that the goal state names with key. Systemd takes no such name with a quote or
+// backslash in it, however it is escaped (config_parse_exec(), string_is_safe()).
+func (r *renderer) command(key, program string, args ...string) string {
+	if strings.ContainsAny(program, "\"'\\") {
+		r.errorf("%s: %s: systemd runs no program with a quote or a backslash in its path: rename it", key, program)
+	}
+	return unit.Command(program, args...)
+}
+
 // done ends a rendering: what could not be rendered whole is not handed out at all.
 func (r *renderer) done() (Output, error) {
 	if len(r.errs) > 0 {
 		return Output{}, errors.Join(r.errs...)
 	}
 	file.Sort(r.out.Files)
+	slices.Sort(r.out.Remove)
 	return r.out, nil
 }
 
