@@ -8,6 +8,8 @@
 // Debian-like machine and Linux 5.14; whether PID 1 of that machine is systemd does not matter. When the process that
 // started a host ends, for whatever reason, the host goes too.
 //
+// The go command's ./... leaves out testdata: name this package to test it, go test ./testdata/lab.
+//
 // What a lab host does not have: a kernel of its own (sysctls below vm and kernel are those of the machine that runs
 // the tests), modules, devices, and any network but loopback. /dev/kmsg, if asked for, is the machine's.
 package lab
@@ -213,7 +215,10 @@ func (h *Host) await(ctx context.Context, wanted func(state) bool) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("%w while the host was %s; the end of its console:\n%s", context.Cause(ctx), s.Phase, h.console())
+			if err := context.Cause(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				return err
+			}
+			return fmt.Errorf("too slow: the host is still %s; the end of its console:\n%s", s.Phase, h.console())
 		}
 	}
 }
