@@ -11,7 +11,7 @@
 // The go command's ./... leaves out testdata: name this package to test it, go test ./testdata/lab.
 //
 // What a lab host does not have: a kernel of its own (sysctls below vm and kernel are those of the machine that runs
-// the tests), modules, devices, and any network but loopback. /dev/kmsg, if asked for, is the machine's.
+// the tests), modules, devices, and any network but loopback. /dev/kmsg is the machine's.
 package lab
 
 import (
@@ -215,10 +215,11 @@ func (h *Host) await(ctx context.Context, wanted func(state) bool) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			if err := context.Cause(ctx); !errors.Is(err, context.DeadlineExceeded) {
-				return err
+			err := context.Cause(ctx)
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("%w: the host is still %s; the end of its console:\n%s", err, s.Phase, h.console())
 			}
-			return fmt.Errorf("too slow: the host is still %s; the end of its console:\n%s", s.Phase, h.console())
+			return err
 		}
 	}
 }
