@@ -40,7 +40,7 @@ var buildScript string
 
 // CacheDir is where bases are kept: $BERTH_LAB_CACHE, or /var/cache/berth-lab.
 func CacheDir() string {
-	if dir := os.Getenv("BERTH_LAB_CACHE"); dir != "" {
+	if dir, err := filepath.Abs(os.Getenv("BERTH_LAB_CACHE")); err == nil && os.Getenv("BERTH_LAB_CACHE") != "" {
 		return dir
 	}
 	return "/var/cache/berth-lab"
@@ -117,7 +117,9 @@ func Build(ctx context.Context, suite string, log func(format string, args ...an
 		cmd.Env, cmd.Stdout, cmd.Stderr = env, logFile, logFile
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 		if err := runOnOneThread(cmd); err != nil {
-			if ctx.Err() == nil {
+			if ctx.Err() != nil {
+				err = fmt.Errorf("%s: %s: %w", suite, step, context.Cause(ctx))
+			} else {
 				err = fmt.Errorf("%s: %s: %w; the end of %s:\n%s", suite, step, err, logPath, tail(logPath, 20))
 			}
 			return errors.Join(err, os.RemoveAll(work))

@@ -8,8 +8,10 @@
 // Debian-like machine and Linux 5.14; whether PID 1 of that machine is systemd does not matter. When the process that
 // started a host ends, for whatever reason, the host goes too.
 //
+// The go command's ./... leaves out testdata: name this package to test it, go test ./testdata/lab.
+//
 // What a lab host does not have: a kernel of its own (sysctls below vm and kernel are those of the machine that runs
-// the tests), modules, devices, and any network but loopback. /dev/kmsg, if asked for, is the machine's.
+// the tests), modules, devices, and any network but loopback. /dev/kmsg is the machine's.
 package lab
 
 import (
@@ -213,14 +215,26 @@ func (h *Host) await(ctx context.Context, wanted func(state) bool) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("%w while the host was %s; the end of its console:\n%s", context.Cause(ctx), s.Phase, h.console())
+			err := context.Cause(ctx)
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("%w: the host is still %s; the end of its console:\n%s", err, s.Phase, h.console())
+			}
+			return err
 		}
 	}
 }
 
-func (h *Host) request(op string) error {
+// ours tells whether this process started the host: no other hears of its boots.
+func (h *Host) ours(op string) error {
 	if h.leash == nil {
-		return fmt.Errorf("%s: only the process that started host %s can do this", op, h.get().Name)
+		return fmt.Errorf("%s: only the process that started host %s can do this", op, h.Name())
+	}
+	return nil
+}
+
+func (h *Host) request(op string) error {
+	if err := h.ours(op); err != nil {
+		return err
 	}
 	return json.NewEncoder(h.leash).Encode(op)
 }
@@ -257,6 +271,9 @@ func (h *Host) awaitBoot(ctx context.Context, boot int) error {
 func (h *Host) Shutdown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, bootTime)
 	defer cancel()
+	if err := h.ours("shutdown"); err != nil {
+		return err
+	}
 	// The host may end before systemctl returns: what counts is that it ends.
 	h.Run(ctx, "systemctl", "poweroff")
 	return h.await(ctx, func(s state) bool { return s.Phase == halted })
@@ -266,6 +283,9 @@ func (h *Host) Shutdown(ctx context.Context) error {
 func (h *Host) Reboot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, bootTime)
 	defer cancel()
+	if err := h.ours("reboot"); err != nil {
+		return err
+	}
 	next := h.get().Boot + 1
 	h.Run(ctx, "systemctl", "reboot")
 	return h.awaitBoot(ctx, next)
@@ -466,8 +486,8 @@ func List(ctx context.Context) ([]Info, error) {
 	return infos, nil
 }
 
-// Attach finds a host that another process started. Commands run in it and Stop work; Boot, Crash and Detach are its
-// starter's.
+// Attach finds a host that another process started. Commands run in it and Stop work; Boot, Shutdown, Reboot, Crash and
+// Detach are its starter's.
 func Attach(name string) (*Host, error) {
 	if !namePattern.MatchString(name) {
 		return nil, fmt.Errorf("name %q: want lower-case letters, digits and inner dashes, at most 63", name)

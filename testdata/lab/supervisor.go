@@ -21,11 +21,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A lab host has one supervisor: this same program, started again in a mount name space of its own, which holds all
-// that the host is made of (mounts, the tmpfs with everything written, the cgroup, systemd-nspawn). The socket to the
-// process that started it is the leash: at its end of file the supervisor takes the host down. If the supervisor itself
-// is killed, the mounts go with its name space, and the processes by their parent death signals, systemd-nspawn's and
-// then, by systemd-nspawn's own care, those of the host.
+// A lab host has one supervisor: this same program, started again in a mount name space of its own, which holds all that
+// the host is made of (mounts, the tmpfs with everything written, the cgroup, systemd-nspawn). The socket to the process
+// that started it is the leash: at its end of file the supervisor takes the host down. If the supervisor itself is
+// killed, the mounts go with its name space, and the processes with the PID name space that they are in, which ends by
+// parent death signal.
 
 // supervisorEnv holds a supervisor's spec, and so tells a program that it is to be a supervisor.
 const supervisorEnv = "BERTH_LAB_SUPERVISOR"
@@ -143,6 +143,9 @@ func (v *supervisor) run(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
+	if err := passCredentials(notify); err != nil {
+		return err
+	}
 	notices := make(chan notice)
 	go readNotices(notify, notices)
 	exits := make(chan error)
@@ -150,7 +153,7 @@ func (v *supervisor) run(conn net.Conn) error {
 		return err
 	}
 	detached := false
-	leader := 0
+	var leader notice
 	for {
 		select {
 		case <-term:
@@ -172,10 +175,13 @@ func (v *supervisor) run(conn net.Conn) error {
 			}
 		case n := <-notices:
 			if n.leader != 0 {
-				leader = n.leader
+				leader = n
 			}
 			if n.ready && v.nspawn != nil {
-				v.state.Phase, v.state.Leader = up, leader
+				if v.state.Leader, err = leaderOf(leader.sender, leader.leader); err != nil {
+					return err
+				}
+				v.state.Phase = up
 				v.state.Boot++
 				if err := v.tell(); err != nil {
 					return err
@@ -288,7 +294,10 @@ func (v *supervisor) boot(exits chan<- error) error {
 	if v.Kmsg {
 		args = append(args, "--bind="+labDir+"/kmsg:/dev/kmsg")
 	}
-	cmd := exec.Command("systemd-nspawn", args...)
+	// systemd-nspawn's end alone does not end the host, but the end of a PID name space around both does. Its PID 1 is a
+	// shell, since programs of systemd do not log to standard error as PID 1.
+	cmd := exec.Command("unshare", append([]string{"--pid", "--fork", "--kill-child", "--mount-proc",
+		"sh", "-c", `"$@"; exit $?`, "sh", "systemd-nspawn"}, args...)...)
 	cmd.Env = []string{"PATH=" + searchPath, "NOTIFY_SOCKET=" + notifyPath, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1",
 		"SYSTEMD_NSPAWN_API_VFS_WRITABLE=1"}
 	cmd.Stdout, cmd.Stderr = console, console
@@ -373,19 +382,37 @@ func removeIfExists(path string) error {
 // notice is what systemd-nspawn tells over NOTIFY_SOCKET: the leader once it exists, and (--notify-ready=yes) that the
 // host's systemd is up.
 type notice struct {
-	leader int
+	leader int // process id in systemd-nspawn's name space
 	ready  bool
+	sender int // process id of systemd-nspawn in ours
 }
 
 func readNotices(conn *net.UnixConn, notices chan<- notice) {
-	buf := make([]byte, 4096)
+	buf, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
 	for {
-		n, err := conn.Read(buf)
+		n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
 		if err != nil {
 			return
 		}
-		notices <- parseNotice(string(buf[:n]))
+		notice := parseNotice(string(buf[:n]))
+		if control, err := unix.ParseSocketControlMessage(oob[:oobn]); err == nil && len(control) == 1 {
+			if cred, err := unix.ParseUnixCredentials(&control[0]); err == nil {
+				notice.sender = int(cred.Pid)
+			}
+		}
+		notices <- notice
 	}
+}
+
+// passCredentials makes the kernel tell who sent a message, in our PID name space (unix(7), SO_PASSCRED).
+func passCredentials(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+	return errors.Join(err, set)
 }
 
 // parseNotice reads a message of sd_notify(3).
@@ -400,4 +427,26 @@ func parseNotice(message string) (n notice) {
 		}
 	}
 	return n
+}
+
+// leaderOf finds the child of systemd-nspawn that systemd-nspawn knows by the process id inner.
+func leaderOf(nspawn, inner int) (int, error) {
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", nspawn))
+	if err != nil {
+		return 0, err
+	}
+	for _, child := range strings.Fields(string(children)) {
+		status, err := os.ReadFile(filepath.Join("/proc", child, "status"))
+		if err != nil {
+			continue // ended meanwhile
+		}
+		// Our id, systemd-nspawn's, and the child's own (proc_pid_status(5), NSpid).
+		_, ids, _ := strings.Cut(string(status), "\nNSpid:")
+		ids, _, _ = strings.Cut(ids, "\n")
+		f := strings.Fields(ids)
+		if len(f) >= 3 && f[len(f)-2] == strconv.Itoa(inner) && f[len(f)-1] == "1" {
+			return strconv.Atoi(child)
+		}
+	}
+	return 0, fmt.Errorf("systemd-nspawn (process %d) has no child that is %d in its PID name space", nspawn, inner)
 }

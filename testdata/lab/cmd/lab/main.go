@@ -155,10 +155,15 @@ func bootHost(ctx context.Context, opts lab.Options) error {
 	if err != nil {
 		return err
 	}
-	if err := h.Detach(); err != nil {
+	state, _, _, err := h.Run(ctx, "systemctl", "is-system-running")
+	if err == nil {
+		err = h.Detach()
+	}
+	if err != nil {
 		return errors.Join(err, h.Stop())
 	}
-	progress("%s: up after %.1f s; enter it with: lab in %s", h.Name(), time.Since(start).Seconds(), h.Name())
+	progress("%s: %s after %.1f s; enter it with: lab in %s", h.Name(), strings.TrimSpace(state),
+		time.Since(start).Seconds(), h.Name())
 	return nil
 }
 
