@@ -70,17 +70,10 @@ type run struct {
 
 // check is one look at kubelet and at the chain below it.
 func (w *watcher) check(ctx context.Context) (step.State, error) {
-	units, err := w.host.Units(ctx, chain(w.step.Slot)...)
-	if err != nil {
-		return step.State{}, err
-	}
-	if !up(units) {
-		for _, u := range units {
-			if u.Active == "failed" {
-				return step.State{}, failed(ctx, w.host, u)
-			}
-		}
-		return step.State{}, fmt.Errorf("step %s went down while kubelet was waited for", next(units))
+	// While a step is about to change, this very process is about to be ended: a stop or restart takes node@ along.
+	pending, err := chainPending(ctx, w.step, w.host)
+	if err != nil || pending != "" {
+		return step.State{Seen: pending}, err
 	}
 	service, err := w.inner.Service(ctx, kubelet)
 	if err != nil {
