@@ -67,10 +67,15 @@ func (i *Inner) Explain(ctx context.Context, service string) string {
 	return text + Journal(ctx, i.Name, service)
 }
 
-// Journal returns the last log lines of a service inside a machine, each on a line of its own after a newline. It is for
-// messages: where the journal cannot be read it says so. The host's own journalctl reads it; nothing of the machine runs.
-func Journal(ctx context.Context, machine, service string) string {
-	out, err := exec.CommandContext(ctx, "journalctl", "--machine="+machine, "--unit="+service, "--lines=8", "--output=cat", "--no-pager", "--quiet").Output()
+// Journal returns the last log lines of a unit inside a machine, or on the host where machine is empty, each on a line of its
+// own after a newline. It is for messages: where the journal cannot be read it says so. The host's own journalctl reads it;
+// nothing of the machine runs.
+func Journal(ctx context.Context, machine, unit string) string {
+	args := []string{"--unit=" + unit, "--lines=8", "--output=cat", "--no-pager", "--quiet"}
+	if machine != "" {
+		args = append(args, "--machine="+machine)
+	}
+	out, err := exec.CommandContext(ctx, "journalctl", args...).Output()
 	if err != nil {
 		return fmt.Sprintf("\n(its journal cannot be read: %v)", err)
 	}

@@ -163,6 +163,9 @@ type Service struct {
 	ExecMainStatus int32
 	ExecMainPID    uint32
 	ControlGroup   string // path below the cgroup file system, as this systemd sees it
+	// Times of CLOCK_MONOTONIC in microseconds, 0 for never: when the unit was last fully up, and when its last main
+	// process was started.
+	ActiveEnter, ExecMainStart uint64
 }
 
 // Service returns the properties of a service unit.
@@ -182,6 +185,8 @@ func (m *Manager) Service(ctx context.Context, name string) (Service, error) {
 	get(p, "ExecMainStatus", &s.ExecMainStatus)
 	get(p, "ExecMainPID", &s.ExecMainPID)
 	get(p, "ControlGroup", &s.ControlGroup)
+	get(p, "ActiveEnterTimestampMonotonic", &s.ActiveEnter)
+	get(p, "ExecMainStartTimestampMonotonic", &s.ExecMainStart)
 	var id []byte
 	get(p, "InvocationID", &id)
 	s.InvocationID = fmt.Sprintf("%x", id)

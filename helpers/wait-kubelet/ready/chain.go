@@ -57,6 +57,9 @@ func watchChain(ctx context.Context, s *step.Step, host *machine.Manager) error 
 		if up(units) {
 			return step.State{Done: true}, nil
 		}
+		if err := hopeless(ctx, host, units[machineStep]); err != nil {
+			return step.State{}, err
+		}
 		for _, u := range units {
 			if u.Busy() {
 				return step.State{Seen: next(units)}, nil
@@ -64,6 +67,26 @@ func watchChain(ctx context.Context, s *step.Step, host *machine.Manager) error 
 		}
 		return step.State{}, why(ctx, s, host, units)
 	})
+}
+
+// machineStep is the place of the machine's unit in the chain.
+const machineStep = 4
+
+// tries is how often systemd may start a machine again by itself, without success, before its start counts as failed. systemd
+// goes on trying all the same.
+const tries = 3
+
+// hopeless is an error where the machine, between two tries to start it, did not come up the last time nor several times
+// before.
+func hopeless(ctx context.Context, host *machine.Manager, u machine.Unit) error {
+	if !strings.HasPrefix(u.Sub, "auto-restart") {
+		return nil
+	}
+	s, err := host.Service(ctx, u.Name)
+	if err != nil || s.NRestarts < tries || s.ActiveEnter > s.ExecMainStart {
+		return err
+	}
+	return failed(ctx, host, u)
 }
 
 // up tells whether the chain is whole: the machine runs and its last step is done, and neither is about to change.
@@ -111,14 +134,18 @@ func failed(ctx context.Context, host *machine.Manager, unit machine.Unit) error
 	if err != nil {
 		return err
 	}
+	own := strings.HasPrefix(unit.Name, "node-")
 	reason := s.StatusText
-	if reason == "" || s.Result != "exit-code" {
-		reason = strings.TrimSpace("result " + s.Result + ", " + s.StatusText)
+	if !own || s.Result != "exit-code" || reason == "" {
+		reason = "result " + s.Result
 	}
-	err = fmt.Errorf("step %s failed: %s (see: journalctl -u %s)", unit.Name, strings.TrimSuffix(reason, ", "), unit.Name)
+	err = fmt.Errorf("step %s failed: %s (see: journalctl -u %s)", unit.Name, reason, unit.Name)
+	if !own {
+		err = fmt.Errorf("%w%s", err, machine.Journal(ctx, "", unit.Name))
+	}
 	switch int(s.ExecMainStatus) {
 	case step.ExitUsage, step.ExitInvalid, step.ExitNotReady, step.ExitRefused:
-		if s.Result == "exit-code" && strings.HasPrefix(unit.Name, "node-") {
+		if own && s.Result == "exit-code" {
 			return &step.Failure{Code: int(s.ExecMainStatus), Err: err}
 		}
 	}
