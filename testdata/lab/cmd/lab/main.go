@@ -29,6 +29,7 @@ Lab hosts are real systemd hosts (containers) with the root file systems of node
   in NAME [COMMAND [ARG...]]    run a command in it, by default a login shell
   list                          the hosts that run, and where their root file systems can be reached
   down NAME...                  end a host and throw it away
+  demo [--keep] [SUITE]         show a node start on a host of its own (default: trixie); --keep leaves the host running
 
 Suites: %s. Bases are kept in --cache, $BERTH_LAB_CACHE or /var/cache/berth-lab.
 It needs root. Exit status: 0 done, 1 failed, 2 usage; of "in": the command's own.
@@ -68,10 +69,14 @@ func run(ctx context.Context, args []string) (int, error) {
 	}
 	command, args := args[0], args[1:]
 	flags := newFlags(command)
-	name := flags.String("name", "", "")
-	noKmsg := flags.Bool("no-kmsg", false, "")
-	if command != "up" {
-		flags = newFlags(command)
+	var name string
+	var noKmsg, keep bool
+	switch command {
+	case "up":
+		flags.StringVar(&name, "name", "", "")
+		flags.BoolVar(&noKmsg, "no-kmsg", false, "")
+	case "demo":
+		flags.BoolVar(&keep, "keep", false, "")
 	}
 	if args, err = parse(flags, args, command != "in"); err != nil {
 		return 0, err
@@ -91,7 +96,7 @@ func run(ctx context.Context, args []string) (int, error) {
 		if len(args) != 1 {
 			return 0, fmt.Errorf("%w: up: want one suite", errUsage)
 		}
-		return 0, bootHost(ctx, lab.Options{Suite: args[0], Name: *name, NoKmsg: *noKmsg, Degraded: true, Log: progress})
+		return 0, bootHost(ctx, lab.Options{Suite: args[0], Name: name, NoKmsg: noKmsg, Degraded: true, Log: progress})
 	case "in":
 		if len(args) == 0 {
 			return 0, fmt.Errorf("%w: in: want the name of a host", errUsage)
@@ -111,6 +116,11 @@ func run(ctx context.Context, args []string) (int, error) {
 			errs = append(errs, lab.Down(ctx, name))
 		}
 		return 0, errors.Join(errs...)
+	case "demo":
+		if len(args) > 1 {
+			return 0, fmt.Errorf("%w: demo: want at most one suite", errUsage)
+		}
+		return 0, demo(ctx, os.Stdout, append(args, "trixie")[0], keep)
 	}
 	return 0, fmt.Errorf("%w: unknown command %q", errUsage, command)
 }
@@ -142,13 +152,9 @@ func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", 
 func bootHost(ctx context.Context, opts lab.Options) error {
 	start := time.Now()
 	if opts.Name == "" {
-		infos, err := lab.List(ctx)
-		if err != nil {
+		var err error
+		if opts.Name, err = freeName(ctx, opts.Suite); err != nil {
 			return err
-		}
-		opts.Name = opts.Suite
-		for n := 2; slices.ContainsFunc(infos, func(i lab.Info) bool { return i.Name == opts.Name }); n++ {
-			opts.Name = fmt.Sprintf("%s-%d", opts.Suite, n)
 		}
 	}
 	h, err := lab.Start(ctx, opts)
@@ -165,6 +171,19 @@ func bootHost(ctx context.Context, opts lab.Options) error {
 	progress("%s: %s after %.1f s; enter it with: lab in %s", h.Name(), strings.TrimSpace(state),
 		time.Since(start).Seconds(), h.Name())
 	return nil
+}
+
+// freeName is base, with a number if a host of that name runs already.
+func freeName(ctx context.Context, base string) (string, error) {
+	infos, err := lab.List(ctx)
+	if err != nil {
+		return "", err
+	}
+	name := base
+	for n := 2; slices.ContainsFunc(infos, func(i lab.Info) bool { return i.Name == name }); n++ {
+		name = fmt.Sprintf("%s-%d", base, n)
+	}
+	return name, nil
 }
 
 func list(ctx context.Context, w io.Writer) error {
