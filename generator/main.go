@@ -60,7 +60,7 @@ func generate(rootDir, dir string) error {
 	if err != nil {
 		return err
 	}
-	goal, broken := goalstate.Load(rootDir)
+	goal, broken := goalstate.Load(root)
 	if errors.Is(broken, goalstate.ErrNone) {
 		broken = nil
 	}
