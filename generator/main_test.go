@@ -179,7 +179,7 @@ func TestHostileGoal(t *testing.T) {
 		{"FIFO", func(p string) error { return unix.Mkfifo(p, 0o644) }, ": is a FIFO: want a regular file"},
 		{"folder", func(p string) error { return os.Mkdir(p, 0o755) }, ": is a folder: want a regular file"},
 		{"10 MB", content(strings.Repeat("# 8 bytes", 10<<20/8)), ": is larger than 1 MiB: want a goal state"},
-		{"very many mistakes", content(mistakes(20_000)),
+		{"very many mistakes", content(mistakes(10_000)),
 			`:7:1: slot.s0.kubelet.config.maxPads0: is not a field of KubeletConfiguration: did you mean maxPods?`},
 		{"not UTF-8", content(valid(1) + "# \xff"), `:8:3: is not UTF-8: byte 0xff: want TOML in UTF-8`},
 		{"NUL", content(valid(1) + "# \x00"), `:8:3: is not text: holds a NUL byte: want TOML in UTF-8`},
@@ -198,9 +198,13 @@ func TestHostileGoal(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			start := time.Now()
-			code, out := run(t, h.program())
-			if took := time.Since(start); took > time.Second {
+			start, cmd := time.Now(), h.program()
+			code, out := run(t, cmd)
+			// The first bound holds on a machine that is busy, too; the second one is about waiting for something.
+			if cpu := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(); cpu > time.Second {
+				t.Errorf("took %v of processor time", cpu)
+			}
+			if took := time.Since(start); took > bound/2 {
 				t.Errorf("took %v", took)
 			}
 			first, _, _ := strings.Cut(out, "\n")
@@ -314,7 +318,7 @@ func temporary(name string) bool { return strings.HasPrefix(filepath.Base(name),
 
 // Two systemctl daemon-reload never run at once, but an image builder or a person may run a generator meanwhile.
 func TestTwoAtOnce(t *testing.T) {
-	h := newHost(t, map[string]string{"etc/berth/goal.toml": valid(20)})
+	h := newHost(t, map[string]string{"etc/berth/goal.toml": valid(8)})
 	want := expect(t, h)
 	for range 10 {
 		one, two := h.program(), h.program()
@@ -335,7 +339,7 @@ func TestTwoAtOnce(t *testing.T) {
 
 // A generator that is killed leaves whole files only, and the next one completes them.
 func TestKill(t *testing.T) {
-	h := newHost(t, map[string]string{"etc/berth/goal.toml": valid(20)})
+	h := newHost(t, map[string]string{"etc/berth/goal.toml": valid(8)})
 	want := expect(t, h)
 	halfWay := 0
 	for range 50 {
@@ -344,7 +348,7 @@ func TestKill(t *testing.T) {
 		exited := make(chan error, 1)
 		go func() { exited <- cmd.Wait() }()
 		// From so many entries on, however far it gets then.
-		for n, done := 1+rand.IntN(60), false; !done; {
+		for n, done := 1+rand.IntN(50), false; !done; {
 			select {
 			case <-exited:
 				done = true
@@ -382,8 +386,9 @@ func TestKill(t *testing.T) {
 		must(t, os.RemoveAll(h.normal))
 		must(t, os.Mkdir(h.normal, 0o755))
 	}
+	t.Logf("%d of 50 were killed half-way", halfWay)
 	if halfWay < 10 {
-		t.Errorf("only %d of 50 were killed half-way", halfWay)
+		t.Error("too few to prove anything")
 	}
 }
 

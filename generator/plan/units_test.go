@@ -312,7 +312,7 @@ func FuzzUnits(f *testing.F) {
 	for _, source := range []string{`/a\`, `/%i $x "q" 'q`, "/a\n[Service]\nExecStart=x", "/ ", "/\xff", "/@SLOT@", "/a\r", "/[Unit]"} {
 		f.Add(source, full)
 	}
-	f.Add("/x", strings.Replace(full, "[slot.a]", "[timeouts]\nready = \"1ms\"\nafter_start = \"99h\"\n[slot.a]\npeers = []", 1))
+	f.Add("/x", strings.Replace(full, "[slot.a]", "[timeouts]\nready = \"1500ms\"\nafter_start = \"24h\"\n[slot.a]\npeers = []", 1))
 	f.Fuzz(func(t *testing.T, source, goal string) {
 		g, err := goalstate.Parse([]goalstate.Source{{Path: source, Data: []byte(goal)}, {Path: source, Data: []byte("# twice")}})
 		if errors.Is(err, goalstate.ErrNone) {
