@@ -38,13 +38,16 @@ func main() {
 	if os.Getenv("SYSTEMD_SCOPE") == "user" || os.Getenv("SYSTEMD_IN_INITRD") == "1" {
 		return
 	}
-	root := cmp.Or(os.Getenv("BERTH_ROOT"), "/")
+	root, err := file.OpenRoot(cmp.Or(os.Getenv("BERTH_ROOT"), "/"))
 	log := kernlog.Open(root, "berth-generator", os.Stderr)
 	time.AfterFunc(bound, func() {
 		log.Error(fmt.Errorf("gave up after %v", bound))
 		os.Exit(1)
 	})
-	if err := generate(root, os.Args[1]); err != nil {
+	if err == nil {
+		err = generate(root, os.Args[1])
+	}
+	if err != nil {
 		log.Error(err)
 		if errors.As(err, new(goalstate.Errors)) {
 			os.Exit(3)
@@ -53,29 +56,28 @@ func main() {
 	}
 }
 
-// generate writes the units into the folder dir. A goal state that is broken is an error only after what a running slot
-// needs is written all the same.
-func generate(rootDir, dir string) error {
-	root, err := file.OpenRoot(rootDir)
-	if err != nil {
+// generate writes the units of the host into the folder dir. An error does not keep what can be written from being written:
+// a slot that runs needs its units also when the goal state is broken.
+func generate(root *file.Root, dir string) error {
+	files, err := units(root)
+	if len(files) == 0 {
 		return err
 	}
-	goal, broken := goalstate.Load(rootDir)
+	out, openErr := file.OpenRoot(dir)
+	if openErr != nil {
+		return errors.Join(err, openErr)
+	}
+	_, writeErr := out.WriteAll(files)
+	return errors.Join(err, writeErr)
+}
+
+// units returns the units of the host, and what is wrong with the goal state, which may be both.
+func units(root *file.Root) ([]file.File, error) {
+	goal, broken := goalstate.Load(root)
 	if errors.Is(broken, goalstate.ErrNone) {
 		broken = nil
 	}
-	held, err := plan.Held(root)
-	if err != nil {
-		return errors.Join(broken, err)
-	}
+	held, heldErr := plan.Held(root)
 	files, err := plan.Units(goal, held)
-	if err != nil || len(files) == 0 {
-		return errors.Join(broken, err)
-	}
-	out, err := file.OpenRoot(dir)
-	if err != nil {
-		return errors.Join(broken, err)
-	}
-	_, err = out.WriteAll(files)
-	return errors.Join(broken, err)
+	return files, errors.Join(broken, heldErr, err)
 }

@@ -23,8 +23,22 @@ import (
 // parentMode is what folders get that only had to be there for something below them.
 const parentMode fs.FileMode = 0o755
 
-// ErrRefused is wrapped by every error about something that is there, but is not of a kind that may be read or replaced.
+// ErrRefused is wrapped by every error (a RefusedError) about something that is there, but is not of a kind that may be
+// read or replaced.
 var ErrRefused = errors.New("refused")
+
+// RefusedError says why something that is there was refused. It wraps ErrRefused.
+type RefusedError struct {
+	Path, Root string // as they were given
+	Is         string // what is in the way: "is a FIFO"
+	Want       string // what would be right: "want a regular file"
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("%q beneath %s: %v: it %s; %s", e.Path, e.Root, ErrRefused, e.Is, e.Want)
+}
+
+func (e *RefusedError) Unwrap() error { return ErrRefused }
 
 // Root reads and writes beneath one folder that may hold anything, such as the root file system of a machine whose
 // root user is not trusted. It behaves as a chroot into that folder would: ".." stops there, an absolute link begins
@@ -563,7 +577,7 @@ func kind(info fs.FileInfo) string {
 }
 
 func (r *Root) refuse(name, is, want string) error {
-	return fmt.Errorf("%q beneath %s: %w: it %s; %s", name, r.Name(), ErrRefused, is, want)
+	return &RefusedError{Path: name, Root: r.Name(), Is: is, Want: want}
 }
 
 func (r *Root) wrap(name string, err error) error {

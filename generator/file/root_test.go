@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -27,6 +28,22 @@ const (
 	writeLoopEnv = "BERTH_TEST_WRITE_LOOP" // makes the test binary write for ever beneath the folder that it names
 )
 
+// long is BERTH_LONG=1 in the environment. With it the tests that meet other processes at random moments go on for as long
+// as it takes to trust them after a change of this package, and all use the temporary folder of the system, which mostly
+// is on a disk: about a minute. Without it they take a few seconds and use a tmpfs, where fsync(2) costs nothing.
+var long = os.Getenv("BERTH_LONG") == "1"
+
+// rounds is the number of rounds of such a test.
+func rounds(short, many int) int {
+	if long {
+		return many
+	}
+	return short
+}
+
+// tmpfs is where Linux mostly has one.
+const tmpfs = "/dev/shm"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(noOpenat2Env) != "" {
 		if err := hideOpenat2(); err != nil {
@@ -36,6 +53,9 @@ func TestMain(m *testing.M) {
 	}
 	if dir := os.Getenv(writeLoopEnv); dir != "" {
 		writeLoop(dir)
+	}
+	if !long && unix.Access(tmpfs, unix.W_OK) == nil {
+		os.Setenv("TMPDIR", tmpfs)
 	}
 	os.Exit(m.Run())
 }
@@ -68,7 +88,7 @@ func TestWithoutOpenat2(t *testing.T) {
 	if os.Getenv(noOpenat2Env) != "" {
 		t.Skip("this is that run")
 	}
-	cmd := exec.Command(os.Args[0], "-test.short="+strconv.FormatBool(testing.Short()))
+	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), noOpenat2Env+"=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
@@ -449,14 +469,12 @@ func TestSwap(t *testing.T) {
 			}
 		}
 	})
-	n := 10_000
-	if testing.Short() {
-		n = 500
-	} else if os.Getenv(noOpenat2Env) != "" {
-		n = 2000 // ten times slower there
+	n := rounds(500, 10_000)
+	if os.Getenv(noOpenat2Env) != "" {
+		n /= 5 // ten times slower there
 	}
 	var written, refused int
-	for i := range n {
+	for i := 0; i < n || (written == 0 || refused == 0) && i < 100*n; i++ {
 		// "secret" is also the name of the file outside.
 		_, err := r.Write(File{Path: "swap/secret", Mode: 0o600, Content: []byte(strconv.Itoa(i))})
 		if err == nil {
@@ -515,7 +533,8 @@ func TestRace(t *testing.T) {
 func TestSecretMode(t *testing.T) {
 	r, _ := hostile(t)
 	defer unix.Umask(unix.Umask(0))
-	stop, seen := make(chan struct{}), 0
+	stop := make(chan struct{})
+	var seen atomic.Int32
 	var wg sync.WaitGroup
 	must(t, os.Mkdir(filepath.Join(r.Name(), "s"), 0o755))
 	wg.Go(func() {
@@ -531,7 +550,7 @@ func TestSecretMode(t *testing.T) {
 					continue // renamed meanwhile
 				}
 				if strings.HasPrefix(e.Name(), ".secret") {
-					seen++
+					seen.Add(1)
 				}
 				if info.Mode() != 0o600 {
 					t.Errorf("%s: %v", e.Name(), info.Mode())
@@ -545,12 +564,13 @@ func TestSecretMode(t *testing.T) {
 			}
 		}
 	})
-	for i := range 1000 {
+	n := rounds(100, 1000)
+	for i := 0; i < n || seen.Load() == 0 && i < 100*n; i++ {
 		write(t, r, File{Path: "s/secret", Mode: 0o600, Content: []byte(strconv.Itoa(i)), Secret: true})
 	}
 	close(stop)
 	wg.Wait()
-	if seen == 0 {
+	if seen.Load() == 0 {
 		t.Error("no temporary file was ever seen")
 	}
 }
@@ -559,7 +579,7 @@ func TestSecretMode(t *testing.T) {
 func TestKill(t *testing.T) {
 	dir := t.TempDir()
 	r := open(t, dir)
-	for range 30 {
+	for range rounds(10, 30) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), writeLoopEnv+"="+dir)
 		out, err := cmd.StdoutPipe()
@@ -602,8 +622,8 @@ func writeLoop(dir string) {
 // BenchmarkWriteAll is about what the generator does for 1000 slots: per slot a unit and a drop-in in its own folder.
 func BenchmarkWriteAll(b *testing.B) {
 	dir := b.TempDir()
-	if err := unix.Access("/dev/shm", unix.W_OK); err == nil { // a tmpfs, as the generator's output folders are
-		if dir, err = os.MkdirTemp("/dev/shm", "berth"); err != nil {
+	if err := unix.Access(tmpfs, unix.W_OK); err == nil { // as the generator's output folders are
+		if dir, err = os.MkdirTemp(tmpfs, "berth"); err != nil {
 			b.Fatal(err)
 		}
 		defer os.RemoveAll(dir)

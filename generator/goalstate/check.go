@@ -69,10 +69,12 @@ func identity(rule, s string) string {
 	return ""
 }
 
+// hasControl says whether s holds a control character, which no unit file has a way to write.
 func hasControl(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
 }
 
+// ValidSlotName says whether s may be the name of a slot: 1 to 16 of a-z and 0-9.
 func ValidSlotName(s string) bool {
 	return len(s) >= 1 && len(s) <= 16 && all(s, isLower)
 }

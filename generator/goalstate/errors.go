@@ -26,7 +26,7 @@ type Error struct {
 // Error returns file:line:column: key: what is wrong: what would be right.
 func (e *Error) Error() string {
 	var b strings.Builder
-	b.WriteString(e.File)
+	b.WriteString(printable(e.File)) // a file's name may hold a line break, and an error is one line
 	if e.Line > 0 {
 		b.WriteString(":" + strconv.Itoa(e.Line) + ":" + strconv.Itoa(e.Column))
 	}

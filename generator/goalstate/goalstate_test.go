@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"berth/generator/file"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/errors/*.golden")
@@ -195,6 +197,17 @@ func must[T any](v T, err error) T {
 	return v
 }
 
+// load is Load for a path.
+func load(t testing.TB, root string) (*GoalState, error) {
+	t.Helper()
+	r, err := file.OpenRoot(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	return Load(r)
+}
+
 // tree makes a root directory. A content that begins with "->" makes a link.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
@@ -255,7 +268,7 @@ func TestLoadSources(t *testing.T) {
 			[]string{"/etc/berth/goal.toml"}},
 	} {
 		t.Run(tc.why, func(t *testing.T) {
-			goal, err := Load(tree(t, tc.files))
+			goal, err := load(t, tree(t, tc.files))
 			if tc.want == nil {
 				if !errors.Is(err, ErrNone) {
 					t.Fatalf("got %v, want ErrNone", err)
@@ -309,7 +322,7 @@ func TestLoadHostile(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			goal, err := Load(root)
+			goal, err := load(t, root)
 			var errs Errors
 			if !errors.As(err, &errs) || len(errs) != 2 {
 				t.Fatalf("got %v, want this error and the drop-in's", err)
@@ -323,8 +336,20 @@ func TestLoadHostile(t *testing.T) {
 		})
 	}
 
+	t.Run("names that no unit file can hold", func(t *testing.T) {
+		goal, err := load(t, tree(t, map[string]string{"etc/berth/goal.toml": minimal,
+			"run/berth/goal.toml.d/a\nb.toml": "x", "run/berth/goal.toml.d/\xff.toml": "x"}))
+		want := `/run/berth/goal.toml.d/a\nb.toml: has a name with a control character or not in UTF-8: want another name
+/run/berth/goal.toml.d/\xff.toml: has a name with a control character or not in UTF-8: want another name`
+		if err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+		if diff := cmp.Diff([]string{"/etc/berth/goal.toml"}, goal.Sources); diff != "" {
+			t.Errorf("sources (-want +got):\n%s", diff)
+		}
+	})
 	t.Run("drop-in folder is a file", func(t *testing.T) {
-		_, err := Load(tree(t, map[string]string{"etc/berth/goal.toml": minimal, "run/berth/goal.toml.d": "x"}))
+		_, err := load(t, tree(t, map[string]string{"etc/berth/goal.toml": minimal, "run/berth/goal.toml.d": "x"}))
 		if want := "/run/berth/goal.toml.d: is not a folder: want a folder of *.toml files"; err == nil || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}
@@ -337,7 +362,7 @@ func TestLoadHostile(t *testing.T) {
 		if err := os.Chmod(root+name, 0); err != nil {
 			t.Fatal(err)
 		}
-		_, err := Load(root)
+		_, err := load(t, root)
 		if want := name + ": cannot be read: permission denied: want a file that root can read"; err == nil || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}
@@ -486,7 +511,7 @@ func BenchmarkLoad(b *testing.B) {
 		b.Run(fmt.Sprint(slots), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if goal, err := Load(root); err != nil || len(goal.Slots) != slots {
+				if goal, err := load(b, root); err != nil || len(goal.Slots) != slots {
 					b.Fatal(err)
 				}
 			}

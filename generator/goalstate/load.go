@@ -7,12 +7,15 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"slices"
 	"strings"
+	"syscall"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"berth/generator/file"
 )
 
 // searchPath is where a goal state may be, the strongest first, relative to the root directory.
@@ -31,27 +34,20 @@ type Source struct {
 	Data []byte
 }
 
-// Load reads the goal state of the host whose "/" is the directory root: the first main file of /etc/berth, /run/berth
-// and /usr/lib/berth, and over it the drop-ins of all three, by the rules of systemd.unit(5): sorted by name, a name in
-// an earlier folder hides the same name in a later one, and an empty file or a link to /dev/null hides it altogether.
-// Absolute links resolve inside root.
+// Load reads the goal state of the host whose "/" is root: the first main file of /etc/berth, /run/berth and
+// /usr/lib/berth, and over it the drop-ins of all three, by the rules of systemd.unit(5): sorted by name, a name in an
+// earlier folder hides the same name in a later one, and an empty file or a link to /dev/null hides it altogether.
 //
-// It returns ErrNone where there is no goal state, Errors with a Partial goal state where there are mistakes (which
-// include files that cannot be read), and another error where root itself cannot be opened. It never blocks, whatever
-// kind of file it finds.
-func Load(root string) (*GoalState, error) {
-	dir, err := os.Open(root)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	files, errs := find(dir)
+// It returns ErrNone where there is no goal state, and Errors with a Partial goal state where there are mistakes (which
+// include files that cannot be read). It never blocks, whatever kind of file it finds.
+func Load(root *file.Root) (*GoalState, error) {
+	files, errs := find(root)
 	return parse(files, errs)
 }
 
 // find returns the files that make up the goal state, in the order in which they are merged.
-func find(root *os.File) (files []Source, errs Errors) {
-	read := func(name string) (found bool) {
+func find(root *file.Root) (files []Source, errs Errors) {
+	read := func(name string) {
 		data, hidden, err := readSource(root, name)
 		switch {
 		case err != nil:
@@ -59,11 +55,12 @@ func find(root *os.File) (files []Source, errs Errors) {
 		case !hidden:
 			files = append(files, Source{Path: "/" + name, Data: data})
 		}
-		return true
 	}
 
 	for _, dir := range searchPath {
-		if name := path.Join(dir, mainFile); exists(root, name) {
+		name := path.Join(dir, mainFile)
+		// A link that leads nowhere is there, too. Anything but "not there" is reported by the read.
+		if _, err := root.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
 			read(name)
 			break
 		}
@@ -88,65 +85,47 @@ func find(root *os.File) (files []Source, errs Errors) {
 	return files, errs
 }
 
-// exists says whether there is something called name, be it a link that leads nowhere.
-func exists(root *os.File, name string) bool {
-	f, err := openSource(root, name, unix.O_PATH|unix.O_NOFOLLOW)
-	if err == nil {
-		f.Close()
-	}
-	// Anything but "not there" is reported by the read that follows.
-	return !errors.Is(err, fs.ErrNotExist)
-}
-
 // list returns what a folder of drop-ins holds. A folder that is not there is empty.
-func list(root *os.File, name string) ([]string, *Error) {
-	f, err := openSource(root, name, unix.O_RDONLY|unix.O_DIRECTORY)
-	if err == nil {
-		defer f.Close()
-		var names []string
-		if names, err = f.Readdirnames(-1); err == nil {
-			return names, nil
-		}
-	}
+func list(root *file.Root, name string) ([]string, *Error) {
+	entries, err := root.ReadDir(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
 	case errors.Is(err, unix.ENOTDIR):
 		return nil, &Error{File: "/" + name, Problem: "is not a folder", Cure: "want a folder of *.toml files"}
+	case err != nil:
+		return nil, unreadable(name, err)
 	}
-	return nil, unreadable(name, err)
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names, nil
 }
 
 // readSource reads one file. Hidden says that it is empty or a link to /dev/null, which stands for "not there".
-func readSource(root *os.File, name string) (data []byte, hidden bool, e *Error) {
-	// What it is must be known before it is opened for reading: opening a device may already do something.
-	f, err := openSource(root, name, unix.O_PATH)
-	if errors.Is(err, fs.ErrNotExist) {
-		target := readlink(root, name)
+func readSource(root *file.Root, name string) (data []byte, hidden bool, e *Error) {
+	if hasControl(name) || !utf8.ValidString(name) {
+		// The generated units name their source, and a unit file has no way to write such a name.
+		return nil, false, &Error{File: "/" + name, Problem: "has a name with a control character or not in UTF-8",
+			Cure: "want another name"}
+	}
+	f, err := root.Open(name)
+	var refused *file.RefusedError
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		target, _ := root.Readlink(name) // of what is no link, and vanished just now: none
 		if path.Join("/", path.Dir(name), target) == "/dev/null" || path.Clean(target) == "/dev/null" {
 			return nil, true, nil // an image being built has no /dev/null of its own
 		}
 		return nil, false, &Error{File: "/" + name, Problem: fmt.Sprintf("is a link to %q, which does not exist", target),
 			Cure: "want a file, or a link to /dev/null to hide it"}
-	}
-	if err != nil {
-		return nil, false, unreadable(name, err)
-	}
-	var st unix.Stat_t
-	err = unix.Fstat(int(f.Fd()), &st)
-	f.Close()
-	if err != nil {
-		return nil, false, unreadable(name, err)
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3) {
-		return nil, true, nil
-	}
-	if kind := kindOfFile(st.Mode); kind != "" {
-		return nil, false, &Error{File: "/" + name, Problem: "is " + kind, Cure: "want a regular file"}
-	}
-
-	// O_NONBLOCK: should it have become a FIFO since, the open does not wait for a writer.
-	if f, err = openSource(root, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY); err == nil {
+	case errors.As(err, &refused):
+		if isNull(root, name) {
+			return nil, true, nil
+		}
+		return nil, false, &Error{File: "/" + name, Problem: refused.Is, Cure: refused.Want}
+	case err == nil:
 		defer f.Close()
 		data, err = io.ReadAll(io.LimitReader(f, maxSize+1))
 	}
@@ -159,57 +138,17 @@ func readSource(root *os.File, name string) (data []byte, hidden bool, e *Error)
 	return data, len(bytes.TrimPrefix(data, bom)) == 0, nil
 }
 
-// openSource is the one place that opens a file of the goal state: beneath root, as a chroot would resolve it.
-func openSource(root *os.File, name string, flags uint64) (*os.File, error) {
-	for {
-		fd, err := unix.Openat2(int(root.Fd()), name, &unix.OpenHow{
-			Flags:   flags | unix.O_CLOEXEC,
-			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-		})
-		switch err {
-		case nil:
-			return os.NewFile(uintptr(fd), name), nil
-		case unix.EINTR, unix.EAGAIN: // openat2(2): a rename or mount elsewhere raced with the resolution
-		default:
-			return nil, err
-		}
-	}
-}
-
-// readlink returns what the link called name holds, or nothing.
-func readlink(root *os.File, name string) string {
-	f, err := openSource(root, name, unix.O_PATH|unix.O_NOFOLLOW)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	buf := make([]byte, unix.PathMax)
-	n, err := unix.Readlinkat(int(f.Fd()), "", buf)
-	if err != nil {
-		return ""
-	}
-	return string(buf[:n])
-}
-
-func kindOfFile(mode uint32) string {
-	switch mode & unix.S_IFMT {
-	case unix.S_IFREG:
-		return ""
-	case unix.S_IFDIR:
-		return "a folder"
-	case unix.S_IFIFO:
-		return "a FIFO"
-	case unix.S_IFSOCK:
-		return "a socket"
-	}
-	return "a device"
+// isNull says whether name leads to the device that is called /dev/null (null(4)).
+func isNull(root *file.Root, name string) bool {
+	info, err := root.Stat(name)
+	return err == nil && info.Mode().Type() == fs.ModeDevice|fs.ModeCharDevice &&
+		info.Sys().(*syscall.Stat_t).Rdev == unix.Mkdev(1, 3)
 }
 
 func unreadable(name string, err error) *Error {
 	e := &Error{File: "/" + name, Problem: "cannot be read: " + err.Error()}
-	var errno unix.Errno
-	if pe := (*fs.PathError)(nil); errors.As(err, &pe) && errors.As(pe.Err, &errno) {
-		e.Problem = "cannot be read: " + errno.Error() // without the path, which may be relative to root
+	if errno := unix.Errno(0); errors.As(err, &errno) {
+		e.Problem = "cannot be read: " + errno.Error() // without the path, which is not the one on the host
 	}
 	switch {
 	case errors.Is(err, unix.ELOOP):

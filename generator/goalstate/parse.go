@@ -278,9 +278,10 @@ func parseFile(src *source) (root *node, errs Errors, whole bool) {
 	return root, errs, false
 }
 
-// printable escapes control characters, which BurntSushi's parser repeats from the file as they are.
+// printable escapes control characters, which a file's name may hold and BurntSushi's parser repeats from the file as they
+// are.
 func printable(s string) string {
-	if !hasControl(s) {
+	if !hasControl(s) && utf8.ValidString(s) {
 		return s
 	}
 	q := strconv.Quote(s)

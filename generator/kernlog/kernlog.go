@@ -5,11 +5,13 @@ package kernlog
 import (
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"berth/generator/file"
 )
 
 // maxLine keeps a line below the size of one kernel log record (1024 bytes less the prefix: LOG_LINE_MAX of kernel/printk).
@@ -26,15 +28,33 @@ type Log struct {
 	err  io.Writer
 }
 
-// Open returns a log for the program called name. root is the directory that stands for "/". A host without /dev/kmsg is
-// no error: a container has none.
-func Open(root, name string, stderr io.Writer) *Log {
+// Open returns a log for the program called name. root is the directory that stands for "/"; nil: it could not be opened. A
+// host without /dev/kmsg is no error: a container has none.
+func Open(root *file.Root, name string, stderr io.Writer) *Log {
 	l := &Log{name: name, err: stderr}
-	// Whatever is there instead of the device must not block a program that PID 1 waits for.
-	if f, err := os.OpenFile(filepath.Join(root, "dev/kmsg"), os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0); err == nil {
-		l.kmsg = f
+	if root != nil {
+		if f, err := openKmsg(root); err == nil {
+			l.kmsg = f
+		}
 	}
 	return l
+}
+
+// openKmsg takes a regular file as well as the device. Whatever else is there could block a program that PID 1 waits for.
+func openKmsg(root *file.Root) (*os.File, error) {
+	h, err := root.Handle("dev/kmsg")
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	info, err := h.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if t := info.Mode().Type(); t != 0 && t != fs.ModeDevice|fs.ModeCharDevice {
+		return nil, fs.ErrInvalid
+	}
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", h.Fd()), os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 }
 
 // Error logs each line of err with priority "err" of syslog(3).
@@ -45,7 +65,7 @@ func (l *Log) Error(err error) {
 		if l.kmsg == nil || i > maxLines {
 			continue
 		}
-		if i == maxLines {
+		if i == maxLines && len(lines) > maxLines+1 {
 			line = fmt.Sprintf("and %d more errors", len(lines)-maxLines)
 		}
 		if len(line) > maxLine {

@@ -36,8 +36,8 @@ func Held(root *file.Root) ([]string, error) {
 // UnitDir is where systemd has generators write, below the root directory: their NORMAL-DIR (systemd.generator(7)).
 const UnitDir = "run/systemd/generator"
 
-// Stale returns the paths of a slot's planned files that are not on the host as they should be, and of those that are there
-// but are not planned. NeedDaemonReload= of the units does not tell: a unit that was loaded after its source changed looks
+// Stale returns the paths of a slot's planned files that are not on the host as they should be, and of generated drop-ins
+// that are there but are not planned. NeedDaemonReload= of the units does not tell: a unit that was loaded after its source changed looks
 // fresh.
 func Stale(root *file.Root, slot string, planned []file.File) ([]string, error) {
 	want := make(map[string][]byte)

@@ -67,7 +67,9 @@ func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 		slot := slots[name]
 		p.node(slot)
 		p.machine(name, slot.Timeouts)
-		p.budgets(slot)
+		if err := p.budgets(slot); err != nil {
+			return nil, err
+		}
 		p.order(slot, slots)
 	}
 	for _, name := range held {
@@ -114,8 +116,8 @@ func (p *planner) machine(slot string, t goalstate.Timeouts) {
 	})
 }
 
-// budgets adds the drop-ins of those steps whose time the goal state sets.
-func (p *planner) budgets(s *goalstate.Slot) {
+// budgets adds the drop-ins of those steps whose time the goal state sets, and of the step that is given a credential.
+func (p *planner) budgets(s *goalstate.Slot) error {
 	for step, budget := range map[string]time.Duration{
 		"node-wait-dbus":   s.Timeouts.Ready,
 		"node-nvidia-wire": s.Timeouts.AfterStart,
@@ -126,9 +128,14 @@ func (p *planner) budgets(s *goalstate.Slot) {
 			"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
 		})
 	}
-	if c := s.Kubelet.BootstrapTokenCredential; c != "" {
-		p.add("node-render-kubelet@"+s.Name+".service.d/"+dropIn, "credential.conf", map[string]string{"CREDENTIAL": unit.Word(c)})
+	if name := s.Kubelet.BootstrapTokenCredential; name != "" {
+		credential, err := unit.Credential(name)
+		if err != nil {
+			return fmt.Errorf("LoadCredential=: %w", err)
+		}
+		p.add("node-render-kubelet@"+s.Name+".service.d/"+dropIn, "credential.conf", map[string]string{"CREDENTIAL": credential})
 	}
+	return nil
 }
 
 // total bounds node@ itself, which runs while all steps of its chain run one after the other.

@@ -36,8 +36,15 @@ func Raw(s string) (string, error) {
 	return s, nil
 }
 
+// Credential returns a credential's name as LoadCredential= takes it (systemd.exec(5)). There a backslash escapes the next
+// character, but quotes are part of the name (config_parse_load_credential() of systemd, tried on 252). The errors are those
+// of Value.
+func Credential(name string) (string, error) {
+	return Value(strings.ReplaceAll(name, `\`, `\\`))
+}
+
 // Word returns s as one word of an assignment that is split into words with quotes (Environment=, LogExtraFields=,
-// LoadCredential=, the arguments of ExecStart=): systemd.syntax(7), "Quoting". Any string can be written.
+// the arguments of ExecStart=): systemd.syntax(7), "Quoting". Any string can be written.
 func Word(s string) string {
 	s = strings.ReplaceAll(s, "%", "%%")
 	if s != "" && strings.IndexFunc(s, needsQuotes) < 0 {

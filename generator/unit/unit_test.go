@@ -56,3 +56,19 @@ func TestBind(t *testing.T) {
 		}
 	}
 }
+
+func TestCredential(t *testing.T) {
+	for _, c := range []struct{ in, want, why string }{
+		{"kubelet.token", "kubelet.token", "plain"},
+		{`a"b'c!;#$`, `a"b'c!;#$`, "quotes would become part of the name"},
+		{"100%i", "100%%i", "a specifier is text"},
+		{`a\b`, `a\\b`, "a backslash escapes"},
+		{`a\`, `a\\ `, "and must not continue the line"},
+		{"a\nb", "", "a newline would add a directive"},
+	} {
+		got, err := Credential(c.in)
+		if (err != nil) != (c.want == "") || err == nil && got != c.want {
+			t.Errorf("Credential(%q) = %q, %v; want %q: %s", c.in, got, err, c.want, c.why)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/BurntSushi/toml"
 	"github.com/google/go-cmp/cmp"
 
+	"berth/generator/file"
 	"berth/generator/goalstate"
 	"berth/helpers/facts"
 )
@@ -58,10 +59,7 @@ func TestGolden(t *testing.T) {
 // renderCase returns all that a case renders, by its path below want/.
 func renderCase(t *testing.T, dir string) map[string]string {
 	t.Helper()
-	goal, err := goalstate.Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	goal := load(t, dir)
 	var in input
 	meta, err := toml.DecodeFile(filepath.Join(dir, "facts.toml"), &in)
 	if err != nil || len(meta.Undecoded()) > 0 {
@@ -101,6 +99,21 @@ func renderCase(t *testing.T, dir string) map[string]string {
 	collect("machine", out, err)
 	got["list"] = list.String()
 	return got
+}
+
+// load reads the goal state of a case.
+func load(t *testing.T, dir string) *goalstate.GoalState {
+	t.Helper()
+	root, err := file.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	goal, err := goalstate.Load(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return goal
 }
 
 func readTree(t *testing.T, dir string) map[string]string {

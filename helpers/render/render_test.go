@@ -45,11 +45,7 @@ func TestDevicesAllowed(t *testing.T) {
 // TestHostileValues reads back what was rendered, as the programs that it is for do.
 func TestHostileValues(t *testing.T) {
 	dir := filepath.Join(cases, "hostile")
-	goal, err := goalstate.Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slot, files := goal.Slots["a"], renderCase(t, dir)
+	slot, files := load(t, dir).Slots["a"], renderCase(t, dir)
 
 	var kubeconfig struct {
 		Users []struct {
@@ -94,17 +90,11 @@ func TestMirrorOrder(t *testing.T) {
 
 // TestInputsStay makes sure that rendering changes neither the goal state nor what it shares with an earlier result.
 func TestInputsStay(t *testing.T) {
-	load := func() *goalstate.Slot {
-		goal, err := goalstate.Load(filepath.Join(cases, "full"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return goal.Slots["a"]
-	}
-	slot := load()
+	full := func() *goalstate.Slot { return load(t, filepath.Join(cases, "full")).Slots["a"] }
+	slot := full()
 	_, _ = Containerd(slot, nil, facts.Machine{})
 	_, _ = Kubelet(slot, nil, facts.Host{}, facts.Machine{}, Secrets{})
-	if diff := cmp.Diff(load(), slot); diff != "" {
+	if diff := cmp.Diff(full(), slot); diff != "" {
 		t.Error(diff)
 	}
 }

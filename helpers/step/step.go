@@ -153,7 +153,7 @@ func (s *Step) prepare(root, budget string) (err error) {
 
 // Goal reads the goal state and returns it with the step's slot.
 func (s *Step) Goal() (*goalstate.GoalState, *goalstate.Slot, error) {
-	goal, err := goalstate.Load(s.Root.Name())
+	goal, err := goalstate.Load(s.Root)
 	if errors.Is(err, goalstate.ErrNone) {
 		return nil, nil, Invalidf("there is no goal state: write /etc/berth/goal.toml")
 	}

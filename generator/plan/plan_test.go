@@ -1,0 +1,232 @@
+package plan
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"berth/generator/file"
+	"berth/generator/goalstate"
+)
+
+// hostWith returns a host with these files.
+func hostWith(t *testing.T, files ...file.File) *file.Root {
+	t.Helper()
+	root, err := file.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	if _, err := root.WriteAll(files); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func TestHeld(t *testing.T) {
+	claim := func(name string) file.File { return file.File{Path: ClaimsDir + "/" + name, Mode: 0o600} }
+	for _, tt := range []struct {
+		why   string
+		files []file.File
+		want  []string
+		err   string
+	}{
+		{"no folder: nothing was ever claimed", nil, nil, ""},
+		{"sorted, and only names of slots", []file.File{claim("b"), claim("a"), claim(".a123"), claim("lock~"), claim("A")}, []string{"a", "b"}, ""},
+		{"not a folder", []file.File{{Path: ClaimsDir, Mode: 0o600}}, nil, "not a directory"},
+	} {
+		got, err := Held(hostWith(t, tt.files...))
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.why, diff)
+		}
+		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s: error %v, want %q", tt.why, err, tt.err)
+		}
+	}
+}
+
+// installed returns a host on which the generator has written files.
+func installed(t *testing.T, files []file.File) *file.Root {
+	t.Helper()
+	root := hostWith(t)
+	dir := filepath.Join(root.Name(), UnitDir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out, err := file.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	if _, err := out.WriteAll(files); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func TestStale(t *testing.T) {
+	const (
+		dropInA = UnitDir + "/systemd-nspawn@node-a.service.d/50-berth.conf"
+		unitA   = UnitDir + "/node@a.service"
+	)
+	planned := mustUnits(t, mustParse(t, full), nil)
+	for _, tt := range []struct {
+		why    string
+		change func(root *file.Root) error
+		want   []string
+	}{
+		{"as planned", func(*file.Root) error { return nil }, nil},
+		{"another slot's files", func(r *file.Root) error { return r.Remove(UnitDir + "/node@b.service") }, nil},
+		{"not there", func(r *file.Root) error { return r.Remove(dropInA) }, []string{dropInA}},
+		{"other bytes", func(r *file.Root) error {
+			_, err := r.Write(file.File{Path: unitA, Mode: 0o644, Content: []byte("x")})
+			return err
+		}, []string{unitA}},
+		{"a drop-in that is not planned any more", func(r *file.Root) error {
+			_, err := r.Write(file.File{Path: UnitDir + "/node-peer-guard@a.service.d/50-berth.conf", Mode: 0o644})
+			return err
+		}, []string{UnitDir + "/node-peer-guard@a.service.d/50-berth.conf"}},
+		{"another program's drop-in", func(r *file.Root) error {
+			_, err := r.Write(file.File{Path: UnitDir + "/node-peer-guard@a.service.d/10-other.conf", Mode: 0o644})
+			return err
+		}, nil},
+		{"a drop-in of a slot whose name begins the same", func(r *file.Root) error {
+			_, err := r.Write(file.File{Path: UnitDir + "/node-peer-guard@ab.service.d/50-berth.conf", Mode: 0o644})
+			return err
+		}, nil},
+		{"nothing was ever written", func(r *file.Root) error { return os.RemoveAll(filepath.Join(r.Name(), "run")) }, []string{
+			UnitDir + "/node-containerd@a.service.d/50-berth.conf",
+			UnitDir + "/node-kubelet@a.service.d/50-berth.conf",
+			UnitDir + "/node-nvidia-wire@a.service.d/50-berth.conf",
+			UnitDir + "/node-render-kubelet@a.service.d/50-berth.conf",
+			UnitDir + "/node-wait-dbus@a.service.d/50-berth.conf",
+			unitA,
+			dropInA,
+		}},
+	} {
+		root := installed(t, planned)
+		if err := tt.change(root); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Stale(root, "a", planned)
+		if err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.why, diff)
+		}
+	}
+
+	root := installed(t, planned)
+	if err := root.Remove(unitA); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(root.Name(), unitA), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Stale(root, "a", planned); err == nil {
+		t.Errorf("a FIFO in place of a unit: %q, want an error", got)
+	}
+}
+
+// One direction of an ordered pair is enough, and two would be a cycle.
+func TestOrder(t *testing.T) {
+	for _, tt := range []struct {
+		why   string
+		peers map[string][]string
+		want  map[string]string // slot: After= of its guard
+	}{
+		{"one slot", map[string][]string{"a": nil}, nil},
+		{"no peers", map[string][]string{"a": nil, "b": nil}, nil},
+		{"after all peers that come first by name", map[string][]string{"c": {"a", "b"}, "b": {"a", "c"}, "a": {"b", "c"}},
+			map[string]string{"b": "node-peer-guard@a.service", "c": "node-peer-guard@a.service node-peer-guard@b.service"}},
+		{"only the first one names the other", map[string][]string{"a": {"b"}, "b": nil}, map[string]string{"b": "node-peer-guard@a.service"}},
+		{"only the second one names the other", map[string][]string{"a": nil, "b": {"a"}}, map[string]string{"b": "node-peer-guard@a.service"}},
+		{"not after one that is no peer", map[string][]string{"a": nil, "b": {"c"}, "c": {"b"}}, map[string]string{"c": "node-peer-guard@b.service"}},
+	} {
+		goal := &goalstate.GoalState{Slots: map[string]*goalstate.Slot{}}
+		for name, peers := range tt.peers {
+			goal.Slots[name] = &goalstate.Slot{Name: name, Peers: peers}
+		}
+		got := map[string]string{}
+		for _, f := range mustUnits(t, goal, nil) {
+			if slot, ok := strings.CutPrefix(f.Path, "node-peer-guard@"); ok {
+				slot, _, _ = strings.Cut(slot, ".")
+				got[slot] = strings.Join(parse(t, f.Path, f.Content).values("After"), " ")
+			}
+		}
+		if len(tt.want) == 0 && len(got) == 0 {
+			continue
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.why, diff)
+		}
+	}
+}
+
+// node@ runs while every step of its chain uses up all that systemd gives it, and must not be ended before the last one.
+func TestTotal(t *testing.T) {
+	made, units := generated(t), static(t)
+	var sum time.Duration
+	add := func(opts options) {
+		d, err := time.ParseDuration(opts.one(t, "TimeoutStartSec"))
+		if err != nil {
+			t.Error(err)
+		}
+		sum += d
+	}
+	add(units["node-peer-guard@.service"])
+	add(units["node-render-nspawn@.service"]) // the three run at the same time
+	add(made["systemd-nspawn@node-a.service.d/"+dropIn])
+	for _, step := range []string{"node-wait-dbus", "node-nvidia-wire", "node-containerd", "node-kubelet"} {
+		add(made[step+"@a.service.d/"+dropIn])
+	}
+	slot := mustParse(t, full).Slots["a"]
+	sum += slot.Timeouts.Ready + slot.Timeouts.Settle // what wait-kubelet does when the chain is up
+	got, err := time.ParseDuration(made["node@a.service"].one(t, "TimeoutStartSec"))
+	if err != nil || got < sum {
+		t.Errorf("TimeoutStartSec=%v, %v; the steps may take %v", got, err, sum)
+	}
+	if got > sum+time.Minute {
+		t.Errorf("TimeoutStartSec=%v is much more than the %v that the steps may take", got, sum)
+	}
+}
+
+func TestSeconds(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0s", time.Second: "1s", 2 * time.Minute: "120s", 99 * time.Hour: "356400s", 1500 * time.Millisecond: "1500ms",
+	} {
+		if got := seconds(d); got != want {
+			t.Errorf("seconds(%v) = %s, want %s", d, got, want)
+		}
+	}
+}
+
+// A boot slot of a broken goal state gets its link all the same, to the unit that says what is broken.
+func TestBoot(t *testing.T) {
+	for _, tt := range []struct {
+		why  string
+		goal goalstate.GoalState
+		want string
+	}{
+		{"none", goalstate.GoalState{}, ""},
+		{"valid", goalstate.GoalState{Boot: "a", Slots: map[string]*goalstate.Slot{"a": {Name: "a"}}}, "../node@a.service"},
+		{"broken", goalstate.GoalState{Boot: "a", Partial: true, Slots: map[string]*goalstate.Slot{"a": {Name: "a"}}}, fallback},
+	} {
+		got := ""
+		for _, f := range mustUnits(t, &tt.goal, nil) {
+			if f.Path == "multi-user.target.wants/node@a.service" && f.Mode.Type() == fs.ModeSymlink {
+				got = string(f.Content)
+			}
+		}
+		if got != tt.want {
+			t.Errorf("%s: the link leads to %q, want %q", tt.why, got, tt.want)
+		}
+	}
+}

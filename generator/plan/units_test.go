@@ -1,0 +1,354 @@
+package plan
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	sdunit "github.com/coreos/go-systemd/v22/unit"
+	"github.com/google/go-cmp/cmp"
+
+	"berth/generator/file"
+	"berth/generator/goalstate"
+)
+
+// options are a unit file's assignments in their order.
+type options []*sdunit.UnitOption
+
+func parse(t testing.TB, name string, content []byte) options {
+	t.Helper()
+	opts, err := sdunit.DeserializeOptions(bytes.NewReader(content))
+	if err != nil || len(opts) == 0 {
+		t.Fatalf("%s: %v, %d assignments:\n%s", name, err, len(opts), content)
+	}
+	return opts
+}
+
+// values returns the words of all assignments of these keys.
+func (o options) values(keys ...string) (words []string) {
+	for _, opt := range o {
+		if slices.Contains(keys, opt.Name) {
+			words = append(words, strings.Fields(opt.Value)...)
+		}
+	}
+	return words
+}
+
+// one returns the value of the only assignment of the key.
+func (o options) one(t *testing.T, key string) string {
+	t.Helper()
+	words := o.values(key)
+	if len(words) != 1 {
+		t.Errorf("%s=: %q, want one value", key, words)
+		return ""
+	}
+	return words[0]
+}
+
+// static returns the units that berth ships, by name.
+func static(t *testing.T) map[string]options {
+	t.Helper()
+	files, err := filepath.Glob("../../units/*.service")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no units: %v", err)
+	}
+	units := map[string]options{}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		units[filepath.Base(f)] = parse(t, f, b)
+	}
+	return units
+}
+
+// generated returns the units of a goal state that needs every kind of file, by path.
+func generated(t testing.TB) map[string]options {
+	t.Helper()
+	units := map[string]options{}
+	for _, f := range mustUnits(t, mustParse(t, full), []string{"c"}) {
+		if f.Mode.IsRegular() {
+			units[f.Path] = parse(t, f.Path, f.Content)
+		}
+	}
+	return units
+}
+
+const full = `boot = "a"
+[cluster]
+server = "https://10.0.0.1:6443"
+certificate_authority = "/etc/berth/ca.crt"
+[kubelet]
+bootstrap_token_credential = "token"
+[slot.a]
+[slot.b]
+`
+
+func mustParse(t testing.TB, goal string) *goalstate.GoalState {
+	t.Helper()
+	g, err := goalstate.Parse([]goalstate.Source{{Path: "/etc/berth/goal.toml", Data: []byte(goal)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func mustUnits(t testing.TB, goal *goalstate.GoalState, held []string) []file.File {
+	t.Helper()
+	files, err := Units(goal, held)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// TestDependencies is about all units, those that berth ships and those that it makes.
+func TestDependencies(t *testing.T) {
+	all := static(t)
+	for name, opts := range generated(t) {
+		all["generator/"+name] = opts
+	}
+	bare := regexp.MustCompile(`@\.[a-z]+$`)
+	for name, opts := range all {
+		// A bare template name means an instance of the unit's own, if anything.
+		for _, unit := range opts.values("Requires", "Requisite", "Wants", "Upholds", "PartOf", "After", "Before", "OnFailure",
+			"OnSuccess", "PropagatesStopTo", "StopPropagatedFrom", "PropagatesReloadTo", "ReloadPropagatedFrom",
+			"JoinsNamespaceOf", "WantedBy", "RequiredBy") {
+			if bare.MatchString(unit) {
+				t.Errorf("%s: depends on %s, which is a template", name, unit)
+			}
+		}
+		// Requires= alone starts both at the same time.
+		for _, unit := range opts.values("Requires", "Requisite") {
+			if !slices.Contains(opts.values("After"), unit) {
+				t.Errorf("%s: Requires=%s without its After=", name, unit)
+			}
+		}
+		// BindsTo= would take the node down with a machine that restarts, Conflicts= kills the running slot, and of two
+		// units that conflict at boot systemd drops both.
+		if found := opts.values("BindsTo", "Conflicts", "RestartMode"); found != nil {
+			t.Errorf("%s: BindsTo=, Conflicts= or RestartMode=: %q", name, found)
+		}
+	}
+}
+
+// TestSteps is about the units of the chain.
+func TestSteps(t *testing.T) {
+	steps := 0
+	for name, opts := range static(t) {
+		if strings.HasPrefix(name, "node-") {
+			steps++
+			if !slices.Contains(opts.values("PartOf"), "node@%i.service") {
+				t.Errorf("%s: is not PartOf= the node, which then does not stop or restart it", name)
+			}
+			if extra := opts.values("LogExtraFields"); !slices.Contains(extra, "OBJECT_SYSTEMD_UNIT=node@%i.service") {
+				t.Errorf("%s: systemctl status of the node does not show its log: %q", name, extra)
+			}
+		}
+		for key, want := range map[string]string{"Type": "oneshot", "RemainAfterExit": "yes", "StartLimitIntervalSec": "0"} {
+			if got := opts.one(t, key); got != want {
+				t.Errorf("%s: %s=%s, want %s", name, key, got, want)
+			}
+		}
+		if d, err := time.ParseDuration(opts.one(t, "TimeoutStartSec")); err != nil || d <= 0 {
+			t.Errorf("%s: TimeoutStartSec= %v, %v: a oneshot without one waits for ever", name, d, err)
+		}
+	}
+	if steps != 8 {
+		t.Errorf("%d steps, want 8: did one get another name?", steps)
+	}
+}
+
+// TestBudgets compares the numbers of the static units with those of a goal state that sets none, and with what total adds
+// up.
+func TestBudgets(t *testing.T) {
+	units, made := static(t), generated(t)
+	budget := func(opts options) (helper, unit string) {
+		for _, env := range opts.values("Environment") {
+			helper, _ = strings.CutPrefix(env, "BERTH_BUDGET=")
+		}
+		return duration(t, helper), duration(t, opts.one(t, "TimeoutStartSec"))
+	}
+	for _, step := range []string{"node-wait-dbus", "node-nvidia-wire", "node-containerd", "node-kubelet"} {
+		helper, unit := budget(units[step+"@.service"])
+		wantHelper, wantUnit := budget(made[step+"@a.service.d/"+dropIn])
+		if helper != wantHelper || unit != wantUnit {
+			t.Errorf("%s@.service: %s and %s, the goal state's defaults: %s and %s", step, helper, unit, wantHelper, wantUnit)
+		}
+	}
+	for step, want := range map[string]time.Duration{"node-peer-guard": guardBudget, "node-render-nspawn": renderBudget,
+		"node-render-containerd": renderBudget, "node-render-kubelet": renderBudget} {
+		if got := duration(t, units[step+"@.service"].one(t, "TimeoutStartSec")); got != want.String() {
+			t.Errorf("%s@.service: TimeoutStartSec=%s, want %s", step, got, want)
+		}
+	}
+	if defaults := mustParse(t, full).Slots["a"].Timeouts; defaults.Ready != defaultTimeouts.Ready || defaults.AfterStart != defaultTimeouts.AfterStart {
+		t.Errorf("defaultTimeouts are %v, the goal state's defaults %v", defaultTimeouts, defaults)
+	}
+}
+
+// duration writes a duration in one way.
+func duration(t *testing.T, s string) string {
+	t.Helper()
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		t.Error(err)
+	}
+	return d.String()
+}
+
+// TestFallback compares the static node@.service with the generated one, which hides it. They differ in that only the
+// generated one pulls in the chain, and waits for it.
+func TestFallback(t *testing.T) {
+	differ := []string{"Wants", "After", "TimeoutStartSec", "SourcePath"}
+	shared := func(opts options) (lines []string) {
+		for _, opt := range opts {
+			if !slices.Contains(differ, opt.Name) {
+				lines = append(lines, "["+opt.Section+"] "+opt.Name+"="+strings.ReplaceAll(opt.Value, "%i", "a"))
+			}
+		}
+		return lines
+	}
+	fallback := static(t)["node@.service"]
+	if diff := cmp.Diff(shared(generated(t)["node@a.service"]), shared(fallback)); diff != "" {
+		t.Errorf("-generated +static:\n%s", diff)
+	}
+	if found := fallback.values("Wants", "Requires"); found != nil {
+		t.Errorf("the static one pulls in %q, and would start a slot that is not in the goal state", found)
+	}
+}
+
+// TestVerify has systemd load all units. It drops a job of an ordering cycle at random, and verify still exits with 0, so
+// what it prints is what counts.
+func TestVerify(t *testing.T) {
+	const system = "usr/lib/systemd/system"
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("needs systemd-analyze")
+	}
+	if _, err := os.Stat("/" + system + "/systemd-nspawn@.service"); err != nil {
+		t.Skip("needs the unit of systemd-nspawn: ", err)
+	}
+	verify := func(more ...file.File) string {
+		root := t.TempDir()
+		if err := os.CopyFS(filepath.Join(root, system), os.DirFS("/"+system)); err != nil {
+			t.Skip("cannot copy this host's units: ", err)
+		}
+		r, err := file.OpenRoot(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		for name, opts := range static(t) {
+			b, err := os.ReadFile("../../units/" + name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			more = append(more, file.File{Path: system + "/" + name, Mode: 0o644, Content: b})
+			for _, key := range []string{"ExecStart", "ExecStop", "ExecStopPost"} {
+				if words := opts.values(key); words != nil {
+					more = append(more, file.File{Path: strings.TrimLeft(words[0], "-/"), Mode: 0o755, Content: []byte("#!/bin/sh\n")})
+				}
+			}
+		}
+		for _, f := range mustUnits(t, mustParse(t, full), []string{"c"}) {
+			f.Path = "etc/systemd/system/" + f.Path // systemd-analyze looks into no generator's folder
+			more = append(more, f)
+		}
+		if _, err := r.WriteAll(more); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(analyze, "verify", "--man=no", "--root="+root, "multi-user.target", "node@a.service", "node@b.service",
+			"node@c.service")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return string(out)
+	}
+	ours := regexp.MustCompile(`(?m)^.*(node|nspawn|cycle).*$`) // and not what this host's other units are blamed for
+	if found := ours.FindAllString(verify(), -1); found != nil {
+		t.Errorf("systemd-analyze verify: %s", strings.Join(found, "\n"))
+	}
+	// It does see all of them: a cycle through the whole chain is found.
+	cycle := verify(file.File{Path: system + "/node-peer-guard@.service.d/cycle.conf", Mode: 0o644,
+		Content: []byte("[Unit]\nAfter=node-kubelet@%i.service\n")})
+	if !strings.Contains(cycle, "ordering cycle") {
+		t.Errorf("a cycle is not found: %s", cycle)
+	}
+}
+
+// shape is a file's sections and keys, in their order.
+func shape(opts options) (s []string) {
+	for _, opt := range opts {
+		s = append(s, opt.Section+"."+opt.Name)
+	}
+	return s
+}
+
+// kind is a file's path without its slot.
+func kind(p string) string {
+	return regexp.MustCompile(`(@|node-|node\\x2d)[a-z0-9]{1,16}(\.service|\.mount)`).ReplaceAllString(p, "${1}SLOT${2}")
+}
+
+// FuzzUnits plans whatever goal state is accepted, and reads the units back: no value can add or hide a section or a key.
+func FuzzUnits(f *testing.F) {
+	want := map[string][]string{}
+	for p, opts := range generated(f) {
+		want[kind(p)] = shape(opts)
+	}
+	for _, credential := range []string{`a`, `a\`, `"`, `'a"`, `%n%%`, `$x`, `a;b#c`, `[Service]`, `ExecStart=x`, `@SLOT@`} {
+		f.Add("/etc/berth/goal.toml", strings.Replace(full, `"token"`, "'''"+credential+"'''", 1))
+	}
+	for _, source := range []string{`/a\`, `/%i $x "q" 'q`, "/a\n[Service]\nExecStart=x", "/ ", "/\xff", "/@SLOT@", "/a\r", "/[Unit]"} {
+		f.Add(source, full)
+	}
+	f.Add("/x", strings.Replace(full, "[slot.a]", "[timeouts]\nready = \"1500ms\"\nafter_start = \"24h\"\n[slot.a]\npeers = []", 1))
+	f.Fuzz(func(t *testing.T, source, goal string) {
+		g, err := goalstate.Parse([]goalstate.Source{{Path: source, Data: []byte(goal)}, {Path: source, Data: []byte("# twice")}})
+		if errors.Is(err, goalstate.ErrNone) {
+			t.Fatal(err)
+		}
+		files, err := Units(g, []string{"held"})
+		if err != nil {
+			return // refused
+		}
+		if !slices.IsSortedFunc(files, func(a, b file.File) int { return strings.Compare(a.Path, b.Path) }) {
+			t.Error("not sorted")
+		}
+		for _, f := range files {
+			if !f.Mode.IsRegular() {
+				if path.Dir(f.Path) != "multi-user.target.wants" {
+					t.Errorf("link %s", f.Path)
+				}
+				continue
+			}
+			opts := parse(t, f.Path, f.Content)
+			if diff := cmp.Diff(want[kind(f.Path)], shape(opts)); diff != "" {
+				t.Errorf("%s: sections and keys (-want +got):\n%s\n%s", f.Path, diff, f.Content)
+			}
+			if bytes.ContainsRune(f.Content, '\r') {
+				t.Errorf("%s: %q", f.Path, f.Content)
+			}
+		}
+		for name, slot := range g.Slots {
+			c := slot.Kubelet.BootstrapTokenCredential
+			if i := slices.IndexFunc(files, func(f file.File) bool { return f.Path == "node-render-kubelet@"+name+".service.d/"+dropIn }); c != "" && i >= 0 {
+				// As systemd reads it: a backslash escapes, a percent sign is doubled.
+				got := parse(t, files[i].Path, files[i].Content).one(t, "LoadCredential")
+				if got = strings.NewReplacer(`\\`, `\`, "%%", "%").Replace(got); got != c {
+					t.Errorf("credential %q arrives as %q", c, got)
+				}
+			}
+		}
+	})
+}
