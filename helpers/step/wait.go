@@ -64,21 +64,24 @@ func (s *Step) Late(what, last string) error {
 func Merge(ctx context.Context, sources ...<-chan struct{}) <-chan struct{} {
 	out := make(chan struct{}, 1)
 	for _, source := range sources {
-		go func() {
-			for {
-				select {
-				case _, open := <-source:
-					if !open {
-						return
-					}
-					Wake(out)
-				case <-ctx.Done():
-					return
-				}
-			}
-		}()
+		go Forward(ctx, source, out)
 	}
 	return out
+}
+
+// Forward puts the events of source into out until source is closed or ctx ends.
+func Forward(ctx context.Context, source <-chan struct{}, out chan<- struct{}) {
+	for {
+		select {
+		case _, open := <-source:
+			if !open {
+				return
+			}
+			Wake(out)
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Wake puts an event into a channel of capacity one, unless one is already there.

@@ -33,40 +33,52 @@ func Down(ctx context.Context, s *step.Step) error {
 		return err
 	}
 	defer host.Close()
+	halt := machine.NewHalt(s.Root, host, goalstate.MachineName(s.Slot))
 	return s.Wait(ctx, "the end of slot "+s.Slot, host.Events(), func(ctx context.Context) (step.State, error) {
 		units, err := host.Units(ctx, chain(s.Slot)...)
+		if err != nil {
+			return step.State{}, err
+		}
 		var stopping []string
 		for _, u := range units {
 			if u.Job == "stop" || u.Job == "restart" || u.Job == "try-restart" {
 				stopping = append(stopping, u.Name)
 			}
 		}
-		return step.State{Done: err == nil && len(stopping) == 0, Seen: strings.Join(stopping, " ")}, err
+		again, err := halt.Repeat(ctx, units[machineStep])
+		return step.State{Done: len(stopping) == 0, Seen: strings.Join(stopping, " "), Again: again}, err
 	})
 }
 
 // watchChain waits until the last step is done. It has no deadline of its own: each step has one, and before the first a
 // host that boots may wait for its network.
 func watchChain(ctx context.Context, s *step.Step, host *machine.Manager) error {
-	names := chain(s.Slot)
 	return s.Wait(ctx, "the steps of slot "+s.Slot, host.Events(), func(ctx context.Context) (step.State, error) {
-		units, err := host.Units(ctx, names...)
-		if err != nil {
-			return step.State{}, err
-		}
-		if up(units) {
-			return step.State{Done: true}, nil
-		}
-		if err := hopeless(ctx, host, units[machineStep]); err != nil {
-			return step.State{}, err
-		}
-		for _, u := range units {
-			if u.Busy() {
-				return step.State{Seen: next(units)}, nil
-			}
-		}
-		return step.State{}, why(ctx, s, host, units)
+		pending, err := chainPending(ctx, s, host)
+		return step.State{Done: err == nil && pending == "", Seen: pending}, err
 	})
+}
+
+// chainPending names the first step that is not done, nothing where all are, and fails where nothing brings the chain up.
+func chainPending(ctx context.Context, s *step.Step, host *machine.Manager) (string, error) {
+	units, err := host.Units(ctx, chain(s.Slot)...)
+	if err != nil {
+		return "", err
+	}
+	pending, busy := "", false
+	for _, u := range units {
+		busy = busy || u.Busy()
+		if pending == "" && (u.Active != "active" || u.Job != "") {
+			pending = u.Name
+		}
+	}
+	switch {
+	case pending == "":
+		return "", nil
+	case busy:
+		return pending, hopeless(ctx, host, units[machineStep])
+	}
+	return "", why(ctx, s, host, units, pending)
 }
 
 // machineStep is the place of the machine's unit in the chain.
@@ -89,28 +101,8 @@ func hopeless(ctx context.Context, host *machine.Manager, u machine.Unit) error 
 	return failed(ctx, host, u)
 }
 
-// up tells whether the chain is whole: the machine runs and its last step is done, and neither is about to change.
-func up(units []machine.Unit) bool {
-	for _, u := range units {
-		if u.Active != "active" || u.Job != "" {
-			return false
-		}
-	}
-	return true
-}
-
-// next names the first step that is not done.
-func next(units []machine.Unit) string {
-	for _, u := range units {
-		if u.Active != "active" || u.Job != "" {
-			return u.Name
-		}
-	}
-	return ""
-}
-
 // why is the error for a chain that is not up and that nothing brings up.
-func why(ctx context.Context, s *step.Step, host *machine.Manager, units []machine.Unit) error {
+func why(ctx context.Context, s *step.Step, host *machine.Manager, units []machine.Unit, pending string) error {
 	for _, u := range units {
 		if u.Active == "failed" {
 			return failed(ctx, host, u)
@@ -124,7 +116,7 @@ func why(ctx context.Context, s *step.Step, host *machine.Manager, units []machi
 		return step.Invalidf("slot %s is in the goal state, but systemd has not read it (%s answers): systemctl daemon-reload",
 			s.Slot, node.FragmentPath)
 	}
-	return fmt.Errorf("step %s was stopped while the node started", next(units))
+	return fmt.Errorf("step %s was stopped while the node started", pending)
 }
 
 // failed tells which step failed and why: what it said last, and how to see more. The exit codes that mean "trying again

@@ -27,7 +27,7 @@ func (w *watcher) healthy(ctx context.Context, service machine.Service) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	return askHealth(ctx, w.health)
+	return askHealth(ctx, health)
 }
 
 // askHealth asks the address directly: a proxy of the environment has no business with it.
@@ -55,18 +55,18 @@ func askHealth(ctx context.Context, address netip.AddrPort) error {
 
 // owned tells whether it is kubelet's own socket that listens on the health address.
 func (w *watcher) owned(ctx context.Context, service machine.Service) error {
-	inodes, err := listeners(w.step.Root, w.health)
+	inodes, err := listeners(w.step.Root, health)
 	if err != nil {
 		return err
 	}
 	if len(inodes) == 0 {
-		return fmt.Errorf("nothing listens on %s", w.health)
+		return fmt.Errorf("nothing listens on %s", health)
 	}
-	unit, err := w.host.Service(ctx, machine.NSpawnUnit(w.inner.Name))
+	unit, err := w.host.Service(ctx, machine.NSpawnUnit(w.machine))
 	if err != nil {
 		return err
 	}
-	cgroup, err := kubeletCGroup(w.step.Root, w.inner.Name, unit.ControlGroup, service.ControlGroup)
+	cgroup, err := kubeletCGroup(w.step.Root, w.machine, unit.ControlGroup, service.ControlGroup)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (w *watcher) owned(ctx context.Context, service machine.Service) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("something else than the kubelet of machine %s listens on %s", w.inner.Name, w.health)
+	return fmt.Errorf("something else than the kubelet of machine %s listens on %s", w.machine, health)
 }
 
 // kubeletCGroup finds the machine's kubelet.service among the host's cgroups. nspawn puts a machine's tree into "payload"

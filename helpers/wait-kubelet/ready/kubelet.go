@@ -14,6 +14,10 @@ import (
 
 const kubelet = "kubelet.service"
 
+// health is where kubelet serves /healthz. The goal state cannot move it: goalstate refuses healthzBindAddress and
+// healthzPort.
+var health = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 10248)
+
 // Up waits until the slot's node is ready: its chain is up, and its kubelet is active, healthy and has not restarted for
 // the settle time.
 func Up(ctx context.Context, s *step.Step) error {
@@ -32,16 +36,16 @@ func Up(ctx context.Context, s *step.Step) error {
 	s.Budget = slot.Timeouts.Ready + slot.Timeouts.Settle
 	ctx, cancel := context.WithTimeout(ctx, s.Budget)
 	defer cancel()
-	inner, err := machine.Enter(ctx, s.Root, slot.MachineName())
-	if err != nil {
-		return err
+	w := &watcher{
+		step: s, host: host, machine: slot.MachineName(), timeouts: slot.Timeouts,
+		events: make(chan struct{}, 1),
 	}
-	defer inner.Close()
-	w := &watcher{step: s, host: host, inner: inner, health: healthAddress(slot), timeouts: slot.Timeouts}
-	err = s.Wait(ctx, "kubelet in slot "+s.Slot, step.Merge(ctx, host.Events(), inner.Events()), w.check)
+	defer w.disconnect()
+	go step.Forward(ctx, host.Events(), w.events)
+	err = s.Wait(ctx, "kubelet in slot "+s.Slot, w.events, w.check)
 	var failure *step.Failure
 	if errors.As(err, &failure) && failure.Code == step.ExitNotReady {
-		failure.Err = fmt.Errorf("%w%s", failure.Err, machine.Journal(context.WithoutCancel(ctx), inner.Name, kubelet))
+		failure.Err = fmt.Errorf("%w%s", failure.Err, machine.Journal(context.WithoutCancel(ctx), slot.MachineName(), kubelet))
 	}
 	if err == nil {
 		s.Status("the node in slot %s is ready", s.Slot)
@@ -54,8 +58,9 @@ func Up(ctx context.Context, s *step.Step) error {
 type watcher struct {
 	step     *step.Step
 	host     *machine.Manager
-	inner    *machine.Inner
-	health   netip.AddrPort // the zero value: not asked
+	machine  string         // its name
+	inner    *machine.Inner // nil: not connected
+	events   chan struct{}  // of the host and of the machine
 	timeouts goalstate.Timeouts
 
 	run   run       // of kubelet
@@ -70,21 +75,16 @@ type run struct {
 
 // check is one look at kubelet and at the chain below it.
 func (w *watcher) check(ctx context.Context) (step.State, error) {
-	units, err := w.host.Units(ctx, chain(w.step.Slot)...)
-	if err != nil {
-		return step.State{}, err
+	// While a step is about to change, this very process is about to be ended: a stop or restart takes node@ along.
+	pending, err := chainPending(ctx, w.step, w.host)
+	if err != nil || pending != "" {
+		return step.State{Seen: pending}, err
 	}
-	if !up(units) {
-		for _, u := range units {
-			if u.Active == "failed" {
-				return step.State{}, failed(ctx, w.host, u)
-			}
-		}
-		return step.State{}, fmt.Errorf("step %s went down while kubelet was waited for", next(units))
-	}
-	service, err := w.inner.Service(ctx, kubelet)
+	service, err := w.kubelet(ctx)
 	if err != nil {
-		return step.State{}, err
+		w.disconnect()
+		w.since = time.Time{}
+		return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
 	}
 	if service.Active == "failed" {
 		return step.State{}, errors.New("kubelet failed: " + w.inner.Explain(ctx, kubelet))
@@ -93,11 +93,9 @@ func (w *watcher) check(ctx context.Context) (step.State, error) {
 		w.since = time.Time{}
 		return step.State{Seen: fmt.Sprintf("%s is %s (%s)", kubelet, service.Active, service.Sub)}, nil
 	}
-	if w.health.IsValid() {
-		if err := w.healthy(ctx, service); err != nil {
-			w.since = time.Time{}
-			return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
-		}
+	if err := w.healthy(ctx, service); err != nil {
+		w.since = time.Time{}
+		return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
 	}
 	now := time.Now()
 	if r := (run{service.InvocationID, service.NRestarts}); r != w.run || w.since.IsZero() {
@@ -111,26 +109,23 @@ func (w *watcher) check(ctx context.Context) (step.State, error) {
 	}, nil
 }
 
-// healthAddress is where kubelet serves /healthz: healthzBindAddress and healthzPort of its configuration. Port 0 turns it
-// off (KubeletConfiguration v1beta1).
-func healthAddress(slot *goalstate.Slot) netip.AddrPort {
-	address, port := netip.AddrFrom4([4]byte{127, 0, 0, 1}), int64(10248)
-	if s, ok := slot.Kubelet.Config["healthzBindAddress"].(string); ok {
-		if a, err := netip.ParseAddr(s); err == nil {
-			address = a
+// kubelet asks the machine's systemd for kubelet's state. The connection is made anew after it was lost: a message bus that
+// is restarted, or a machine that is about to be, is no reason to give up within the budget.
+func (w *watcher) kubelet(ctx context.Context) (machine.Service, error) {
+	if w.inner == nil {
+		inner, err := machine.Enter(ctx, w.step.Root, w.machine)
+		if err != nil {
+			return machine.Service{}, err
 		}
+		w.inner = inner
+		go step.Forward(ctx, inner.Events(), w.events)
 	}
-	if p, ok := slot.Kubelet.Config["healthzPort"].(int64); ok {
-		port = p
+	return w.inner.Service(ctx, kubelet)
+}
+
+func (w *watcher) disconnect() {
+	if w.inner != nil {
+		w.inner.Close()
+		w.inner = nil
 	}
-	if port <= 0 || port > 0xffff {
-		return netip.AddrPort{}
-	}
-	switch { // a server on all addresses is asked on the loopback one
-	case address == netip.IPv4Unspecified():
-		address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	case address == netip.IPv6Unspecified():
-		address = netip.IPv6Loopback()
-	}
-	return netip.AddrPortFrom(address, uint16(port))
 }
