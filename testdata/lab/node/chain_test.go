@@ -1,0 +1,154 @@
+package node
+
+import (
+	"strings"
+	"testing"
+
+	"berth/helpers/machine"
+)
+
+var chainCases = []testCase{
+	{"start, status, stop", func(t *testing.T, h *host) {
+		h.start(t, "a")
+		status := h.Must(t, "systemctl status --no-pager --lines=50 node@a")
+		want(t, status, "the node in slot a is ready", "Finished node-kubelet@a.service")
+		h.Must(t, "systemctl stop node@a")
+		h.wantDown(t, "a")
+		if failed := h.Must(t, "systemctl --failed --no-legend"); failed != "" {
+			t.Errorf("a stop left units failed: %s", failed)
+		}
+	}},
+	{"restart runs every step again", func(t *testing.T, h *host) {
+		h.start(t, "a")
+		before := h.runs(t, "a")
+		h.Must(t, "systemctl restart node@a")
+		h.wantUp(t, "a") // at once: restart returns when it is done
+		h.awaitAnew(t, "a", before)
+	}},
+	{"the steps run in order", func(t *testing.T, h *host) {
+		h.start(t, "a")
+		at := func(unit, what string) string {
+			return property(t, h, unit, what+"TimestampMonotonic")
+		}
+		chain := []string{"node-peer-guard@a", "node-render-nspawn@a", "systemd-nspawn@node-a", "node-wait-dbus@a",
+			"node-nvidia-wire@a", "node-containerd@a", "node-kubelet@a"}
+		for i := 1; i < len(chain); i++ {
+			done, begun := at(chain[i-1], "ActiveEnter"), at(chain[i], "InactiveExit")
+			if len(done) > len(begun) || len(done) == len(begun) && done > begun {
+				t.Errorf("%s began at %s, before %s was done at %s", chain[i], begun, chain[i-1], done)
+			}
+		}
+	}},
+	{"01 a step waits for what comes late, within its budget", func(t *testing.T, h *host) {
+		// The message bus of the machine comes up only when a file appears.
+		h.write(t, "node-a:/etc/systemd/system/dbus.socket.d/late.conf",
+			"[Socket]\nExecStartPre=/bin/sh -c 'until test -e /run/go; do sleep 0.1; done'\n")
+		defer h.Must(t, "rm -r /var/lib/machines/node-a/etc/systemd/system/dbus.socket.d")
+		h.Must(t, "systemctl start --no-block node@a")
+		h.await(t, "wait-dbus waiting", func(units map[string]machine.Unit) bool {
+			return units["node-wait-dbus@a.service"].Active == "activating"
+		})
+		h.awaitStatus(t, "node-wait-dbus@a.service", "waiting for D-Bus inside machine node-a: its socket is not there yet")
+		h.Must(t, "nsenter -t $(machinectl show node-a -p Leader --value) -m touch /run/go")
+		h.await(t, "the node", func(units map[string]machine.Unit) bool { return isUp(units, "a") })
+	}},
+	{"01 a step that failed once is tried again without a person", func(t *testing.T, h *host) {
+		h.Must(t, "mv /etc/berth/bootstrap-token /etc/berth/away")
+		h.fails(t, "systemctl start node@a")
+		h.Must(t, "mv /etc/berth/away /etc/berth/bootstrap-token")
+		h.await(t, "the node", func(units map[string]machine.Unit) bool { return isUp(units, "a") })
+		h.wantUp(t, "a")
+	}},
+	{"02 a step that fails for good is named with its reason", func(t *testing.T, h *host) {
+		h.Must(t, "mv /etc/berth/bootstrap-token /etc/berth/away")
+		defer h.Must(t, "mv /etc/berth/away /etc/berth/bootstrap-token")
+		h.fails(t, "systemctl start node@a")
+		reason := "step node-render-kubelet@a.service failed: kubelet.bootstrap_token_file"
+		out, _ := h.try(t, "systemctl status --no-pager --lines=50 node@a")
+		want(t, out, reason)
+		out, _ = h.try(t, "journalctl --no-pager _SYSTEMD_UNIT=node@a.service")
+		want(t, out, reason, "journalctl -u node-render-kubelet@a.service")
+		h.Must(t, "systemctl stop node@a")
+		h.wantDown(t, "a")
+	}},
+	{"03 an unrelated transaction runs no step again", func(t *testing.T, h *host) {
+		h.start(t, "a")
+		before := h.runs(t, "a")
+		h.write(t, "/run/systemd/system/other.service", "[Unit]\nRequires=node@a.service node-kubelet@a.service\nWants=node-peer-guard@a.service\n[Service]\nType=oneshot\nExecStart=/bin/true\n")
+		h.Must(t, "systemctl daemon-reload; systemctl start other; systemctl start node@a; systemctl start systemd-nspawn@node-a")
+		sameRuns(t, h, before)
+	}},
+	{"05 no ordering cycle, no ignored line", func(t *testing.T, h *host) {
+		var units []string
+		for _, slot := range []string{"a", "b", "c"} {
+			for _, u := range steps(slot) {
+				if !strings.HasPrefix(u, "systemd-nspawn@node-c") {
+					units = append(units, u)
+				}
+			}
+		}
+		units = append(units, `'run-bpffs-node\x2da.mount'`, `'run-bpffs-node\x2db.mount'`)
+		for _, u := range units {
+			// The lab has no man pages, which the distribution's own unit names.
+			if out, exit := h.try(t, "systemd-analyze verify --man=no "+u); out != "" || exit != 0 {
+				t.Errorf("systemd-analyze verify %s: exit status %d: %s", u, exit, out)
+			}
+		}
+	}},
+	{"06 every step has a finite budget", func(t *testing.T, h *host) {
+		for _, u := range steps("a") {
+			if v := property(t, h, u, "TimeoutStartUSec"); v == "infinity" || v == "" {
+				t.Errorf("%s: TimeoutStartUSec=%s", u, v)
+			}
+		}
+		if got, want := property(t, h, "node-wait-dbus@a", "TimeoutStartUSec"), "40s"; got != want {
+			t.Errorf("node-wait-dbus@a: TimeoutStartUSec=%s; want %s: the goal state's 30s and 10s for the helper to tell", got, want)
+		}
+	}},
+	{"06 a step that uses up its budget says what it waited for", func(t *testing.T, h *host) {
+		h.goal(t, strings.Replace(Goal+budgets, `ready = "30s"`, `ready = "5s"`, 1))
+		h.knob(t, "node-a", "no-healthz", "")
+		h.fails(t, "systemctl start node@a")
+		out, _ := h.try(t, "journalctl --no-pager _SYSTEMD_UNIT=node@a.service")
+		want(t, out, "kubelet in slot a: not within 5.3s: nothing listens on 127.0.0.1:10248")
+		if status := property(t, h, "node@a", "ExecMainStatus"); status != "4" {
+			t.Errorf("exit status %s; want 4", status)
+		}
+	}},
+	{"07 NVIDIA off starts the node, required without a GPU does not", func(t *testing.T, h *host) {
+		h.goal(t, Goal+budgets+"[nvidia]\nmode = \"off\"\n")
+		h.start(t, "a")
+		h.Must(t, "systemctl stop node@a")
+		h.goal(t, Goal+budgets+"[nvidia]\nmode = \"required\"\n")
+		h.fails(t, "systemctl start node@a")
+		out, _ := h.try(t, "systemctl status --no-pager --lines=50 node@a")
+		want(t, out, "step node-nvidia-wire@a.service failed: nvidia.mode is required, but this host has no NVIDIA GPU")
+		if state, exit := h.try(t, "systemctl -M node-a is-active kubelet"); exit == 0 {
+			t.Errorf("kubelet is %s; want it not started", state)
+		}
+	}},
+	{"log lines carry priorities and the fields of slot and step", func(t *testing.T, h *host) {
+		h.start(t, "a")
+		h.fails(t, "systemctl start node@b")
+		for _, match := range []string{
+			"BERTH_SLOT=a BERTH_STEP=nvidia-wire PRIORITY=6",
+			"BERTH_SLOT=a BERTH_STEP=wait-kubelet PRIORITY=5",
+			"BERTH_SLOT=b BERTH_STEP=peer-guard PRIORITY=3",
+		} {
+			if out, _ := h.try(t, "journalctl --no-pager --quiet --boot --output=cat "+match); out == "" {
+				t.Errorf("no line with %s", match)
+			}
+		}
+	}},
+}
+
+// sameRuns fails unless each step is still in the run that it was in before.
+func sameRuns(t *testing.T, h *host, before map[string]string) {
+	t.Helper()
+	for name, id := range h.runs(t, "a") {
+		if id != before[name] {
+			t.Errorf("%s was run again", name)
+		}
+	}
+	h.wantUp(t, "a")
+}

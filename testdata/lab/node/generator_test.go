@@ -1,0 +1,3 @@
+package node
+
+var generatorCases = []testCase{}
