@@ -190,9 +190,13 @@ func (g *guard) life(ctx context.Context, name string) (life, error) {
 	case err != nil:
 		return life{}, err
 	case m.Alive():
-		return life{fmt.Sprintf("it is registered with leader %d in %s", m.Leader, m.Unit), "machinectl terminate " + name}, nil
+		return registered(m), nil
 	}
 	return g.locked(name)
+}
+
+func registered(m *machine.Machine) life {
+	return life{fmt.Sprintf("it is registered with leader %d in %s", m.Leader, m.Unit), "machinectl terminate " + m.Name}
 }
 
 // locked looks at the lock that systemd-nspawn holds on the folder of a machine while it runs, registered or not, in

@@ -26,7 +26,7 @@ func (g *guard) clear(ctx context.Context, name string) error {
 		return err
 	}
 	if state.Running() && !state.Busy() {
-		return step.Refusedf("machine %s runs already, but was not started through this claim; to stop it: systemctl stop %s", name, unit.Name)
+		return refuseOwn(name, life{"not started through this claim", "systemctl stop " + unit.Name})
 	}
 	cgroup := machine.CGroup(g.root, name, unit.ControlGroup)
 	left, err := machine.Processes(g.root, cgroup)
@@ -42,7 +42,18 @@ func (g *guard) clear(ctx context.Context, name string) error {
 	if err := g.forget(ctx, name); err != nil {
 		return err
 	}
+	if hidden, err := g.locked(name); err != nil || hidden.alive() {
+		return errors.Join(err, refuseOwn(name, hidden))
+	}
 	return g.unmount(name)
+}
+
+// refuseOwn is the error for a machine of the slot itself that is not ours to end; nil for one that is not alive.
+func refuseOwn(name string, l life) error {
+	if !l.alive() {
+		return nil
+	}
+	return step.Refusedf("machine %s runs already: %s; to end it: %s", name, l.form, l.cure)
 }
 
 // forget removes a registration that has outlived its machine.
@@ -54,8 +65,7 @@ func (g *guard) forget(ctx context.Context, name string) error {
 	case err != nil:
 		return err
 	case m.Alive():
-		return step.Refusedf("machine %s runs already, with leader %d in %s, but not as %s; to stop it: machinectl terminate %s",
-			name, m.Leader, m.Unit, machine.NSpawnUnit(name), name)
+		return refuseOwn(name, registered(m))
 	}
 	g.step.Warn("clearing the registration of machine %s, whose leader %d is gone", name, m.Leader)
 	return g.machined.Unregister(ctx, name)
