@@ -1,0 +1,152 @@
+package step
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/generator/file"
+	"berth/generator/goalstate"
+)
+
+func TestCode(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want int
+		why  string
+	}{
+		{nil, 0, "done"},
+		{errors.New("x"), 1, "anything"},
+		{fmt.Errorf("y: %w", Refusedf("x")), 5, "wrapped"},
+		{errors.Join(errors.New("x"), Refusedf("x")), 5, "one of several"},
+		{Invalidf("x"), 3, "the goal state does not fit"},
+		{goalstate.Errors{{File: "/f", Problem: "p"}}, 3, "the goal state is broken"},
+		{(&Step{}).Late("x", "y"), 4, "out of time"},
+	} {
+		if got := Code(c.err); got != c.want {
+			t.Errorf("%v: code %d; want %d: %s", c.err, got, c.want, c.why)
+		}
+	}
+}
+
+// newStep returns a step that writes its log and what it tells systemd into the two buffers.
+func newStep(t *testing.T, slot, root, budget string) (s *Step, log, told *bytes.Buffer, err error) {
+	t.Helper()
+	log, told = new(bytes.Buffer), new(bytes.Buffer)
+	s = &Step{Slot: slot, log: log, journal: true, notify: func(state string) { fmt.Fprintln(told, state) }}
+	return s, log, told, s.prepare(root, budget)
+}
+
+func TestPrepare(t *testing.T) {
+	for _, c := range []struct{ slot, budget, want, why string }{
+		{"a", "", "", "no budget of the environment"},
+		{"a", "90s", "", "as the generator writes it"},
+		{"../b", "", `slot "../b": want 1 to 16 of a-z and 0-9`, "a slot's name becomes part of paths"},
+		{"a", "soon", `BERTH_BUDGET="soon": want a positive duration such as 2m`, "no duration"},
+		{"a", "-1s", `BERTH_BUDGET="-1s": want a positive duration such as 2m`, "no budget at all"},
+	} {
+		_, _, _, err := newStep(t, c.slot, t.TempDir(), c.budget)
+		if fmt.Sprint(err) != c.want && (err != nil || c.want != "") {
+			t.Errorf("slot %q, budget %q: %v; want %q: %s", c.slot, c.budget, err, c.want, c.why)
+		}
+	}
+}
+
+func TestError(t *testing.T) {
+	s, log, told, err := newStep(t, "a", t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Error(errors.New("first\nsecond"))
+	s.Info("%d files", 3)
+	if got, want := log.String(), "<3>first\n<3>second\n<6>3 files\n"; got != want {
+		t.Errorf("log %q; want %q: each line needs its priority", got, want)
+	}
+	if got, want := told.String(), "STATUS=first …\n"; got != want {
+		t.Errorf("told systemd %q; want %q: a newline would end the status", got, want)
+	}
+}
+
+func TestGoal(t *testing.T) {
+	dir := t.TempDir()
+	root, err := file.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _, _, err := newStep(t, "c", dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Goal(); Code(err) != ExitInvalid || !strings.Contains(err.Error(), "there is no goal state") {
+		t.Errorf("no goal state: %v", err)
+	}
+	const text = "[cluster]\nserver = \"https://10.0.0.1:6443\"\ncertificate_authority = \"/ca\"\n" +
+		"[kubelet]\nbootstrap_token_file = \"/t\"\n[slot.b]\n[slot.a]\n"
+	if _, err := root.Write(file.File{Path: "etc/berth/goal.toml", Mode: 0o644, Content: []byte(text)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Goal(); Code(err) != ExitInvalid || err.Error() != "slot c is not in the goal state (slots: a, b)" {
+		t.Errorf("another slot: %v", err)
+	}
+	s.Slot = "a"
+	if _, slot, err := s.Goal(); err != nil || slot.Name != "a" {
+		t.Errorf("slot a: %v, %v", slot, err)
+	}
+}
+
+func TestWait(t *testing.T) {
+	s, _, told, err := newStep(t, "a", t.TempDir(), "1h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := make(chan struct{}, 1)
+	looks := 0
+	err = s.Wait(t.Context(), "it", events, func(context.Context) (State, error) {
+		looks++
+		Wake(events)
+		Wake(events) // a second event while one is there is the same
+		return State{Done: looks == 3, Seen: fmt.Sprint("look ", looks)}, nil
+	})
+	if err != nil || looks != 3 {
+		t.Errorf("%d looks, %v; want 3: one at once, one for each event", looks, err)
+	}
+	if got, want := told.String(), "STATUS=waiting for it: look 1\nSTATUS=waiting for it: look 2\n"; got != want {
+		t.Errorf("told systemd %q; want %q", got, want)
+	}
+
+	looks = 0
+	if err := s.Wait(t.Context(), "it", nil, func(context.Context) (State, error) {
+		looks++
+		return State{Done: looks == 2, Again: time.Nanosecond}, nil
+	}); err != nil || looks != 2 {
+		t.Errorf("%d looks, %v; want a second one without an event", looks, err)
+	}
+
+	broken := errors.New("broken")
+	if err := s.Wait(t.Context(), "it", nil, func(context.Context) (State, error) { return State{}, broken }); err != broken {
+		t.Errorf("%v; want what the check failed with", err)
+	}
+}
+
+func TestWaitEndsWithTheBudget(t *testing.T) {
+	s, _, _, err := newStep(t, "a", t.TempDir(), "7s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	for why, check := range map[string]func(context.Context) (State, error){
+		"a check that saw something":            func(context.Context) (State, error) { return State{Seen: "no socket"}, nil },
+		"a check that the end of time stopped":  func(ctx context.Context) (State, error) { return State{}, ctx.Err() },
+		"a check that took longer than allowed": func(context.Context) (State, error) { return State{}, errors.New("late") },
+	} {
+		err := s.Wait(ctx, "it", nil, check)
+		if Code(err) != ExitNotReady || !strings.HasPrefix(err.Error(), "it: not within 7s: ") {
+			t.Errorf("%s: %v; want exit code 4 and what was waited for", why, err)
+		}
+	}
+}
