@@ -63,7 +63,7 @@ func run(ctx context.Context, s *step.Step) error {
 		if err == nil {
 			defer inside.Close()
 			var version string
-			if version, err = inside.GetManagerProperty("Version"); err == nil {
+			if version, err = inside.Version(); err == nil {
 				s.Status("systemd %s inside machine %s answers", version, name)
 				return step.State{Done: true}, nil
 			}
