@@ -56,7 +56,7 @@ func (o options) one(t *testing.T, key string) string {
 // static returns the units that berth ships, by name.
 func static(t *testing.T) map[string]options {
 	t.Helper()
-	files, err := filepath.Glob("../../units/*.service")
+	files, err := filepath.Glob("../../units/node*@.*")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no units: %v", err)
 	}
@@ -141,10 +141,29 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
+// TestRestart is about what units/node-chain@.target tells of: what a unit that is restarted automatically wants without
+// being ordered after it is started at once, and not only after RestartSec=.
+func TestRestart(t *testing.T) {
+	node := generated(t)["node@a.service"]
+	for _, unit := range node.values("Wants", "Requires") {
+		if !slices.Contains(node.values("After"), unit) {
+			t.Errorf("node@a.service: Wants=%s without After=", unit)
+		}
+	}
+	chain := static(t)["node-chain@.target"]
+	if !slices.Contains(chain.values("Wants"), "node-kubelet@%i.service") || chain.values("After") != nil ||
+		chain.one(t, "DefaultDependencies") != "no" {
+		t.Errorf("node-chain@.target: %v; want it to pull in the last step, and not to wait for it", chain)
+	}
+}
+
 // TestSteps is about the units of the chain.
 func TestSteps(t *testing.T) {
 	steps := 0
 	for name, opts := range static(t) {
+		if path.Ext(name) != ".service" {
+			continue
+		}
 		if strings.HasPrefix(name, "node-") {
 			steps++
 			if !slices.Contains(opts.values("PartOf"), "node@%i.service") {
