@@ -26,7 +26,7 @@ install)
     into 0755 /usr/lib/berth bin/peer-guard bin/render-config bin/wait-dbus bin/nvidia-wire bin/machine-unit bin/wait-kubelet
     install -d "${DESTDIR:-}/usr/lib/systemd/system-generators"
     ln -sf ../../../bin/berth "${DESTDIR:-}/usr/lib/systemd/system-generators/berth-generator"
-    into 0644 /usr/lib/systemd/system units/*.service units/*.target
+    into 0644 /usr/lib/systemd/system units/*.service
     into 0644 /usr/lib/sysctl.d units/sysctl.d/*.conf
     into 0644 /usr/lib/modules-load.d units/modules-load.d/*.conf
     into 0644 /usr/lib/tmpfiles.d units/tmpfiles.d/*.conf

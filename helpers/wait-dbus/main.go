@@ -68,7 +68,7 @@ func run(ctx context.Context, s *step.Step) error {
 				return step.State{Done: true}, nil
 			}
 		}
-		if unit, e := host.Unit(ctx, machine.NSpawnUnit(name)); e != nil || unit.Active != "active" {
+		if unit, e := host.Unit(ctx, machine.NSpawnUnit(name)); e != nil || !unit.Running() || unit.Busy() {
 			return step.State{}, errors.Join(e, fmt.Errorf("machine %s ended while it booted: %s is %s (%s)", name, unit.Name, unit.Active, unit.Sub))
 		}
 		if errors.Is(err, fs.ErrNotExist) {

@@ -67,7 +67,7 @@ func chainPending(ctx context.Context, s *step.Step, host *machine.Manager) (str
 	}
 	pending, busy := "", false
 	for _, u := range units {
-		busy = busy || u.Busy()
+		busy = busy || u.Busy() || u.Active == "deactivating" // whether it fails or is tried again is not known yet
 		if pending == "" && (u.Active != "active" || u.Job != "") {
 			pending = u.Name
 		}
