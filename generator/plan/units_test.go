@@ -141,10 +141,28 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
+// TestRestart is about what units/node-chain@.service tells of: what a unit that is restarted automatically wants without
+// being ordered after it is started at once, and not only after RestartSec=.
+func TestRestart(t *testing.T) {
+	node := generated(t)["node@a.service"]
+	for _, unit := range node.values("Wants", "Requires") {
+		if !slices.Contains(node.values("After"), unit) {
+			t.Errorf("node@a.service: Wants=%s without After=", unit)
+		}
+	}
+	chain := static(t)["node-chain@.service"]
+	if !slices.Contains(chain.values("Wants"), "node-kubelet@%i.service") || chain.values("After", "RemainAfterExit") != nil {
+		t.Errorf("node-chain@.service: %v; want it to pull in the last step, not to wait for it, and not to stay active", chain)
+	}
+}
+
 // TestSteps is about the units of the chain.
 func TestSteps(t *testing.T) {
 	steps := 0
 	for name, opts := range static(t) {
+		if name == "node-chain@.service" {
+			continue // no step: it only pulls them in
+		}
 		if strings.HasPrefix(name, "node-") {
 			steps++
 			if !slices.Contains(opts.values("PartOf"), "node@%i.service") {

@@ -106,6 +106,19 @@ func dial(ctx context.Context, root *file.Root, socket string, hello bool) (*god
 	return conn, nil
 }
 
+// Version returns systemd's version, as in "257.13-1~deb13u1".
+func (m *Manager) Version() (string, error) {
+	text, err := m.GetManagerProperty("Version") // in the text format of GVariant, that is, with quotes
+	if err != nil {
+		return "", err
+	}
+	v, err := godbus.ParseVariant(text, godbus.SignatureOf(""))
+	if err != nil {
+		return "", fmt.Errorf("the version of systemd: %w", err)
+	}
+	return v.Value().(string), nil
+}
+
 // Unit is the state of a unit, in the words of org.freedesktop.systemd1(5).
 type Unit struct {
 	Name, Load, Active, Sub string
@@ -163,9 +176,6 @@ type Service struct {
 	ExecMainStatus int32
 	ExecMainPID    uint32
 	ControlGroup   string // path below the cgroup file system, as this systemd sees it
-	// Times of CLOCK_MONOTONIC in microseconds, 0 for never: when the unit was last fully up, and when its last main
-	// process was started.
-	ActiveEnter, ExecMainStart uint64
 }
 
 // Service returns the properties of a service unit.
@@ -185,8 +195,6 @@ func (m *Manager) Service(ctx context.Context, name string) (Service, error) {
 	get(p, "ExecMainStatus", &s.ExecMainStatus)
 	get(p, "ExecMainPID", &s.ExecMainPID)
 	get(p, "ControlGroup", &s.ControlGroup)
-	get(p, "ActiveEnterTimestampMonotonic", &s.ActiveEnter)
-	get(p, "ExecMainStartTimestampMonotonic", &s.ExecMainStart)
 	var id []byte
 	get(p, "InvocationID", &id)
 	s.InvocationID = fmt.Sprintf("%x", id)

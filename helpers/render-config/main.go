@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"time"
@@ -113,7 +114,7 @@ func inMachine(s *step.Step, slot *goalstate.Slot, render func(*file.Root) (rend
 	return err
 }
 
-// write applies what was rendered beneath root and returns the paths of the files that had to change. What was rendered
+// write applies what was rendered beneath root and returns the paths of the files that were written or removed. What was rendered
 // with an error is not written at all; its warnings are still told.
 func write(s *step.Step, root *file.Root, out render.Output, err error) ([]string, error) {
 	for _, w := range out.Warnings {
@@ -123,13 +124,21 @@ func write(s *step.Step, root *file.Root, out render.Output, err error) ([]strin
 		return nil, err
 	}
 	changed, err := root.WriteAll(out.Files)
-	for _, name := range out.Remove {
-		err = errors.Join(err, root.Remove(name))
-	}
 	for _, name := range changed {
 		s.Info("wrote /%s", name)
 	}
-	s.Status("%d files, %d of them new or changed", len(out.Files), len(changed))
+	s.Status("files written: %d, right already: %d", len(changed), len(out.Files)-len(changed))
+	for _, name := range out.Remove {
+		if _, e := root.Lstat(name); errors.Is(e, fs.ErrNotExist) {
+			continue
+		}
+		if e := root.Remove(name); e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		s.Info("removed /%s", name)
+		changed = append(changed, name)
+	}
 	return changed, err
 }
 

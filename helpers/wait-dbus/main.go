@@ -63,12 +63,12 @@ func run(ctx context.Context, s *step.Step) error {
 		if err == nil {
 			defer inside.Close()
 			var version string
-			if version, err = inside.GetManagerProperty("Version"); err == nil {
+			if version, err = inside.Version(); err == nil {
 				s.Status("systemd %s inside machine %s answers", version, name)
 				return step.State{Done: true}, nil
 			}
 		}
-		if unit, e := host.Unit(ctx, machine.NSpawnUnit(name)); e != nil || unit.Active != "active" {
+		if unit, e := host.Unit(ctx, machine.NSpawnUnit(name)); e != nil || !unit.Running() || unit.Busy() {
 			return step.State{}, errors.Join(e, fmt.Errorf("machine %s ended while it booted: %s is %s (%s)", name, unit.Name, unit.Active, unit.Sub))
 		}
 		if errors.Is(err, fs.ErrNotExist) {

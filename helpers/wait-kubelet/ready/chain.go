@@ -67,7 +67,7 @@ func chainPending(ctx context.Context, s *step.Step, host *machine.Manager) (str
 	}
 	pending, busy := "", false
 	for _, u := range units {
-		busy = busy || u.Busy()
+		busy = busy || u.Busy() || u.Active == "deactivating" // whether it fails or is tried again is not known yet
 		if pending == "" && (u.Active != "active" || u.Job != "") {
 			pending = u.Name
 		}
@@ -84,18 +84,18 @@ func chainPending(ctx context.Context, s *step.Step, host *machine.Manager) (str
 // machineStep is the place of the machine's unit in the chain.
 const machineStep = 4
 
-// tries is how often systemd may start a machine again by itself, without success, before its start counts as failed. systemd
-// goes on trying all the same.
-const tries = 3
-
-// hopeless is an error where the machine, between two tries to start it, did not come up the last time nor several times
-// before.
+// hopeless is an error where the machine came down by a failure and waits for systemd to start it again. Systemd does so in
+// any case, with the whole chain and node@: what ends is this try. It is of no use to count tries and to be patient for the
+// first few: each of them ends this process, and NRestarts= is 0 again with each, as the restart that it counts becomes a
+// plain start by the stop of the units that the machine's is PartOf= (seen with systemd 252, 257 and 262).
+//
+// A job is the restart itself, which has begun. A machine that reboots has not failed (SuccessExitStatus=133).
 func hopeless(ctx context.Context, host *machine.Manager, u machine.Unit) error {
-	if !strings.HasPrefix(u.Sub, "auto-restart") {
+	if u.Sub != "auto-restart" || u.Job != "" {
 		return nil
 	}
 	s, err := host.Service(ctx, u.Name)
-	if err != nil || s.NRestarts < tries || s.ActiveEnter > s.ExecMainStart {
+	if err != nil || s.Result == "success" {
 		return err
 	}
 	return failed(ctx, host, u)
