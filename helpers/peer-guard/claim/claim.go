@@ -56,8 +56,12 @@ func Take(ctx context.Context, s *step.Step) error {
 	return err
 }
 
-// Release gives the slot's claim back. It fails, and the claim stays, while the slot's machine is still alive.
+// Release gives the slot's claim back. It fails, and the claim stays, while the slot's machine is still alive. A slot that
+// was refused has none, and nothing is said that would hide the refusal.
 func Release(ctx context.Context, s *step.Step) error {
+	if _, err := s.Root.Lstat(claimFile(s.Slot)); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
 	g, err := open(ctx, s)
 	if err != nil {
 		return err
@@ -67,8 +71,9 @@ func Release(ctx context.Context, s *step.Step) error {
 	if err != nil {
 		return err
 	}
-	if life != "" {
-		return fmt.Errorf("the claim of slot %s is kept: machine %s is still alive: %s", s.Slot, goalstate.MachineName(s.Slot), life)
+	if life.alive() {
+		return fmt.Errorf("the claim of slot %s is kept: machine %s is still alive: %s; to end it: %s",
+			s.Slot, goalstate.MachineName(s.Slot), life.form, life.cure)
 	}
 	return s.Root.Remove(claimFile(s.Slot))
 }
@@ -152,55 +157,62 @@ func (g *guard) free(ctx context.Context, peer string) error {
 	if err != nil {
 		return err
 	}
-	if life != "" {
-		return step.Refusedf("slot %s refused: machine %s is still alive: %s; to stop it: systemctl stop %s %s, and end what is left",
-			g.step.Slot, name, life, nodeUnit, machine.NSpawnUnit(name))
+	if life.alive() {
+		return step.Refusedf("slot %s refused: machine %s is still alive: %s; to end it: %s", g.step.Slot, name, life.form, life.cure)
 	}
 	return nil
 }
 
-// life says in what form a machine is alive, or nothing.
-func (g *guard) life(ctx context.Context, name string) (string, error) {
+// life is the form in which a machine is alive, and how to end it. The zero value is not alive.
+type life struct{ form, cure string }
+
+func (l life) alive() bool { return l.form != "" }
+
+// life looks for a machine in every form in which it can be alive.
+func (g *guard) life(ctx context.Context, name string) (life, error) {
 	unit, err := g.systemd.Service(ctx, machine.NSpawnUnit(name))
 	if err != nil {
-		return "", err
+		return life{}, err
 	}
 	left, err := machine.Processes(g.root, machine.CGroup(g.root, name, unit.ControlGroup))
 	if err != nil {
-		return "", err
+		return life{}, err
 	}
 	if len(left) > 0 {
-		return list(left) + " in the cgroup of " + unit.Name, nil
+		return life{
+			form: list(left) + " in the cgroup of " + unit.Name,
+			cure: "systemctl stop " + unit.Name + ", or systemctl kill --signal=KILL " + unit.Name,
+		}, nil
 	}
 	m, err := g.machined.Machine(ctx, name)
 	switch {
 	case errors.Is(err, machine.ErrNoMachine):
 	case err != nil:
-		return "", err
+		return life{}, err
 	case m.Alive():
-		return fmt.Sprintf("it is registered with leader %d in %s", m.Leader, m.Unit), nil
+		return life{fmt.Sprintf("it is registered with leader %d in %s", m.Leader, m.Unit), "machinectl terminate " + name}, nil
 	}
 	return g.locked(name)
 }
 
 // locked looks at the lock that systemd-nspawn holds on the folder of a machine while it runs, registered or not, in
 // whatever unit (image_path_lock() of systemd 252 to 262).
-func (g *guard) locked(name string) (string, error) {
+func (g *guard) locked(name string) (life, error) {
 	f, err := g.root.Open("var/lib/machines/.#" + name + ".lck")
 	if errors.Is(err, os.ErrNotExist) {
-		return "", nil
+		return life{}, nil
 	} else if err != nil {
-		return "", err
+		return life{}, err
 	}
 	defer f.Close()
 	lock := unix.Flock_t{Type: unix.F_RDLCK}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
-		return "", &os.PathError{Op: "F_OFD_GETLK", Path: f.Name(), Err: err}
+		return life{}, &os.PathError{Op: "F_OFD_GETLK", Path: f.Name(), Err: err}
 	}
 	if lock.Type == unix.F_UNLCK {
-		return "", nil
+		return life{}, nil
 	}
-	return "something holds " + f.Name(), nil
+	return life{"a systemd-nspawn holds " + f.Name(), "find its process: pgrep --full --list-full " + name}, nil
 }
 
 func list(processes []machine.Process) string {

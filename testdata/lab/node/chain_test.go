@@ -1,8 +1,10 @@
 package node
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"berth/helpers/machine"
 )
@@ -59,6 +61,29 @@ var chainCases = []testCase{
 		h.await(t, "the node", func(units map[string]machine.Unit) bool { return isUp(units, "a") })
 		h.wantUp(t, "a")
 	}},
+	{"01 there is a pause between the tries", func(t *testing.T, h *host) {
+		h.Must(t, "mv /etc/berth/bootstrap-token /etc/berth/away")
+		defer h.Must(t, "mv /etc/berth/away /etc/berth/bootstrap-token")
+		const attempts = "journalctl --no-pager --quiet --boot --output=cat _PID=1 | grep -c '^Starting node-render-kubelet@a' || :"
+		count := func() (n int) {
+			fmt.Sscan(h.Must(t, attempts), &n)
+			return n
+		}
+		before := count()
+		h.fails(t, "systemctl start node@a")
+		begin := time.Now()
+		h.awaitEvent(t, "the third try", func() (string, bool) {
+			s, err := h.bus(t).Service(t.Context(), "node@a.service")
+			return fmt.Sprint(s.NRestarts, err), s.NRestarts >= 2
+		})
+		// RestartSec=5s before each of the two. What node@ Wants= is started once more when a pause begins.
+		if took := time.Since(begin); took < 8*time.Second {
+			t.Errorf("two more tries came within %v", took)
+		}
+		if n := count() - before; n > 6 {
+			t.Errorf("the failing step was run %d times in three tries", n)
+		}
+	}},
 	{"02 a step that fails for good is named with its reason", func(t *testing.T, h *host) {
 		h.Must(t, "mv /etc/berth/bootstrap-token /etc/berth/away")
 		defer h.Must(t, "mv /etc/berth/away /etc/berth/bootstrap-token")
@@ -87,13 +112,20 @@ var chainCases = []testCase{
 				}
 			}
 		}
-		units = append(units, `'run-bpffs-node\x2da.mount'`, `'run-bpffs-node\x2db.mount'`)
+		units = append(units, `run-bpffs-node\\x2da.mount`, `run-bpffs-node\\x2db.mount`)
+		// verify does not look at what generators made, unless it is told to; the lab has no man pages, which the
+		// distribution's own unit names.
+		verify := "SYSTEMD_UNIT_PATH=/run/systemd/generator: systemd-analyze verify --man=no "
 		for _, u := range units {
-			// The lab has no man pages, which the distribution's own unit names.
-			if out, exit := h.try(t, "systemd-analyze verify --man=no "+u); out != "" || exit != 0 {
+			if out, exit := h.try(t, verify+u); out != "" || exit != 0 {
 				t.Errorf("systemd-analyze verify %s: exit status %d: %s", u, exit, out)
 			}
 		}
+		// That it looks at them at all.
+		h.write(t, "/run/systemd/generator/node@a.service.d/99-test.conf", "[Unit]\nNonsense=yes\n")
+		defer h.Must(t, "rm -r /run/systemd/generator/node@a.service.d")
+		out, _ := h.try(t, verify+"node@a.service")
+		want(t, out, "Nonsense")
 	}},
 	{"06 every step has a finite budget", func(t *testing.T, h *host) {
 		for _, u := range steps("a") {

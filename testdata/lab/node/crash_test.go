@@ -39,15 +39,7 @@ var crashCases = []testCase{
 		for _, command := range []string{"machinectl poweroff node-a", "machinectl terminate node-a", "systemctl stop systemd-nspawn@node-a"} {
 			h.start(t, "a")
 			h.Must(t, command)
-			h.await(t, "the end of the node after "+command, func(units map[string]machine.Unit) bool {
-				for _, u := range units {
-					if u.Running() || u.Busy() {
-						return false
-					}
-				}
-				return true
-			})
-			h.wantDown(t, "a")
+			h.awaitDown(t, "a")
 			h.Must(t, "systemctl reset-failed")
 		}
 	}},
@@ -57,15 +49,7 @@ var crashCases = []testCase{
 			h.await(t, unit+" at work", func(units map[string]machine.Unit) bool { return units[unit].Active != "inactive" })
 			// Far less than the 90 s after which systemd would kill a machine that has not heard the signal.
 			h.Must(t, "timeout 30 systemctl stop node@a")
-			h.await(t, "the end", func(units map[string]machine.Unit) bool {
-				for _, u := range units {
-					if u.Running() || u.Busy() {
-						return false
-					}
-				}
-				return true
-			})
-			h.wantDown(t, "a")
+			h.awaitDown(t, "a")
 		}
 	}},
 	{"15 what the last run left behind is no obstacle", func(t *testing.T, h *host) {
