@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -95,7 +96,7 @@ var generatorCases = []testCase{
 		keepsRunning(t, h, func() { h.goal(t, withoutA) })
 		h.stopsInOrder(t, "a")
 		h.notInGoal(t, "a", "slot a is not in the goal state (slots: b)")
-		if out := h.Must(t, "systemctl daemon-reload; find /run/systemd/generator* -name '*node*a*'"); out != "" {
+		if out := h.Must(t, "systemctl daemon-reload; find /run/systemd/generator* -name '*@a.*' -o -name '*node-a*' -o -name '*2da.mount'"); out != "" {
 			t.Errorf("units of a slot that is neither wanted nor up:\n%s", out)
 		}
 		h.start(t, "b")
@@ -247,7 +248,7 @@ func (h *host) stopsInOrder(t *testing.T, slot string) {
 func keepsRunning(t *testing.T, h *host, change func()) {
 	t.Helper()
 	before := h.runs(t, "a")
-	units := "systemctl show --property=DeviceAllow --property=Restart --property=Requires --property=PartOf --property=Environment systemd-nspawn@node-a"
+	units := "systemctl show --value --property=DeviceAllow --property=Restart --property=Requires --property=PartOf --property=Environment systemd-nspawn@node-a | tr ' ' '\\n' | sort"
 	devices := h.Must(t, units)
 	change()
 	sameRuns(t, h, before)
@@ -294,29 +295,52 @@ func staysDown(goal, reason string) func(t *testing.T, h *host) {
 
 // anyMoment is the case of a reload of systemd that runs again and again, without a pause, in each state of a slot.
 func anyMoment(reload string) func(t *testing.T, h *host) {
-	// during runs a command and reloads until it is done, ten times at least.
-	during := func(t *testing.T, h *host, command string) {
-		t.Helper()
-		n := h.Must(t, command+` & p=$!; n=0
-			while kill -0 $p 2>/dev/null || [ $n -lt 10 ]; do systemctl `+reload+`; n=$((n+1)); done
-			wait $p && echo $n`)
-		t.Logf("%s: %s times %s", command, n, reload)
-		h.reconnect()
-	}
 	return func(t *testing.T, h *host) {
-		during(t, h, "true")
-		during(t, h, "systemctl start node@a")
+		// during gives a command to systemd and reloads it ten times while it is at work, and until it is done.
+		during := func(command string, done func(units map[string]machine.Unit) bool) {
+			t.Helper()
+			if command != "" {
+				h.Must(t, "systemctl --no-block "+command)
+			}
+			n := 0
+			for ; n < 10 || !done(h.units(t, "a")); n++ {
+				if n == 1000 {
+					t.Fatalf("%s is not done after %d times %s: %v", command, n, reload, h.units(t, "a"))
+				}
+				h.Must(t, "systemctl "+reload)
+				h.reconnect()
+			}
+			t.Logf("%s: %d times %s", command, n, reload)
+		}
+		up := func(units map[string]machine.Unit) bool { return isUp(units, "a") }
+		down := func(units map[string]machine.Unit) bool {
+			for _, u := range units {
+				if u.Running() || u.Busy() {
+					return false
+				}
+			}
+			return true
+		}
+		cursor := h.cursor(t)
+		during("", down)
+		during("start node@a", up)
 		h.wantUp(t, "a")
 		before := h.runs(t, "a")
-		during(t, h, "true")
+		during("", up)
 		sameRuns(t, h, before)
-		during(t, h, "systemctl restart node@a")
+		during("restart node@a", func(units map[string]machine.Unit) bool {
+			return up(units) && h.runs(t, "a")["node@a.service"] != before["node@a.service"]
+		})
 		h.awaitAnew(t, "a", before)
-		during(t, h, "systemctl stop node@a")
+		during("stop node@a", down)
 		h.wantDown(t, "a")
+		// All this went without a failed step, and so without one that was tried again.
+		if out := h.Must(t, "journalctl --no-pager --quiet --after-cursor='"+cursor+"' -u 'node*' -u 'systemd-nspawn@*' --priority=warning"); out != "" {
+			t.Errorf("it did not go undisturbed:\n%s", out)
+		}
 		h.goal(t, broken)
 		h.fails(t, "systemctl start node@a")
-		during(t, h, "true")
+		during("", down)
 		h.isRefused(t, "a", brokenAt)
 	}
 }
@@ -377,7 +401,8 @@ func valuesArrive(t *testing.T, h *host) {
 	var (
 		source = "/srv/" + hostile + ` source\`
 		target = "/mnt/" + hostile + ` target\`
-		binary = "/opt/" + hostile + "/kube let"
+		// systemd runs nothing with a quote or a backslash in its path, and berth says so.
+		binary = "/opt/50%n $HOME ${X} a:b ; # é/kube let"
 		token  = "/etc/berth/" + hostile + " token"
 	)
 	toml := func(s string) string {
@@ -387,14 +412,11 @@ func valuesArrive(t *testing.T, h *host) {
 		}
 		return string(quoted)
 	}
-	h.write(t, filepath.Join(source, "marker"), "it is here")
-	h.write(t, token, "abcdef.0123456789abcdef\n")
 	kubelet, err := os.ReadFile(h.path("node-a:/usr/local/bin/kubelet"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.write(t, "node-a:"+binary, string(kubelet))
-	if err := os.Chmod(h.path("node-a:"+binary), 0o755); err != nil {
+	if err := errors.Join(err,
+		write(filepath.Join(h.Root(), source, "marker"), []byte("it is here"), 0o644),
+		write(filepath.Join(h.Root(), token), []byte("abcdef.0123456789abcdef\n"), 0o600),
+		write(filepath.Join(h.MachineRoot("node-a"), binary), kubelet, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	goal := strings.Replace(Goal, `bootstrap_token_file = "/etc/berth/bootstrap-token"`, fmt.Sprintf(`
