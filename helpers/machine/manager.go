@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/dbus"
 	godbus "github.com/godbus/dbus/v5"
@@ -22,19 +23,24 @@ const (
 	busSocket     = "run/dbus/system_bus_socket" // the message bus (D-Bus specification, "System message bus")
 )
 
-// Manager is a connection to one systemd and the stream of its events.
+// Manager is a connection to one systemd and the stream of its events. The host's is made anew when it is lost, so only one
+// goroutine at a time may use it.
 type Manager struct {
 	*dbus.Conn
 	events chan struct{}
 	closed <-chan struct{}
+	// dial makes a connection like the one that was lost; nil: there is none.
+	dial func() (*godbus.Conn, error)
 }
 
 // Host connects to the systemd that runs the host, directly and not through the message bus, which may be down.
 func Host(ctx context.Context, root *file.Root) (*Manager, error) {
-	m, err := newManager(func() (*godbus.Conn, error) { return dial(ctx, root, privateSocket, false) })
+	dial := func() (*godbus.Conn, error) { return dial(ctx, root, privateSocket, false) }
+	m, err := newManager(dial)
 	if err != nil {
 		return nil, fmt.Errorf("the host's systemd: %w", err)
 	}
+	m.dial = dial
 	return m, nil
 }
 
@@ -46,6 +52,13 @@ func Inside(ctx context.Context, root *file.Root) (*Manager, error) {
 
 func newManager(dial func() (*godbus.Conn, error)) (*Manager, error) {
 	m := &Manager{events: make(chan struct{}, 1)}
+	if err := m.connect(dial); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *Manager) connect(dial func() (*godbus.Conn, error)) error {
 	conn, err := dbus.NewConnection(func() (*godbus.Conn, error) {
 		bus, err := dial()
 		if err != nil {
@@ -64,14 +77,47 @@ func newManager(dial func() (*godbus.Conn, error)) (*Manager, error) {
 		return bus, nil
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m.Conn = conn
 	if err := conn.Subscribe(); err != nil {
 		conn.Close()
-		return nil, err
+		return err
 	}
-	return m, nil
+	m.Conn = conn
+	return nil
+}
+
+// reexec is more than the time in which a systemd that executes itself anew does not answer.
+const reexec = 10 * time.Second
+
+// ask calls a function that asks systemd something, and calls it again where the answer did not come because the connection
+// was lost. The host's systemd closes all connections to its private socket when it executes itself anew, as upgrades make it
+// do ("systemctl daemon-reexec").
+func (m *Manager) ask(ctx context.Context, call func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, reexec)
+	defer cancel()
+	for {
+		err := call()
+		if err == nil || m.dial == nil || errors.As(err, new(godbus.Error)) {
+			return err
+		}
+		m.Close()
+		for m.connect(m.dial) != nil {
+			select {
+			case <-time.After(20 * time.Millisecond): // nothing tells when the socket is there again
+			case <-ctx.Done():
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// Reload has systemd run its generators and read all units again.
+func (m *Manager) Reload(ctx context.Context) error {
+	return m.ask(ctx, func() error { return m.ReloadContext(ctx) })
 }
 
 // Events gives an event after any unit or job of this systemd changed, and when the connection is lost.
@@ -124,7 +170,11 @@ func (u Unit) Running() bool { return u.Active != "inactive" && u.Active != "fai
 
 // Units returns the state of the named units at one moment, in the order of the names.
 func (m *Manager) Units(ctx context.Context, names ...string) ([]Unit, error) {
-	list, err := m.ListUnitsByNamesContext(ctx, names)
+	var list []dbus.UnitStatus
+	err := m.ask(ctx, func() (err error) {
+		list, err = m.ListUnitsByNamesContext(ctx, names)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("ask systemd for its units: %w", err)
 	}
@@ -170,7 +220,11 @@ type Service struct {
 
 // Service returns the properties of a service unit.
 func (m *Manager) Service(ctx context.Context, name string) (Service, error) {
-	p, err := m.GetAllPropertiesContext(ctx, name)
+	var p map[string]any
+	err := m.ask(ctx, func() (err error) {
+		p, err = m.GetAllPropertiesContext(ctx, name)
+		return err
+	})
 	if err != nil {
 		return Service{}, fmt.Errorf("ask systemd for %s: %w", name, err)
 	}

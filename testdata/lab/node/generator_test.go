@@ -461,8 +461,9 @@ read_only = true
 		t.Fatal(err)
 	}
 	args := strings.Split(string(line), "\x00")
-	if args[0] != binary {
-		t.Errorf("kubelet is run as %q; want %q", args[0], binary)
+	// Not args[0], in which systemd replaces ${X}, unlike in the path of what it runs.
+	if exe, err := os.Readlink(h.inside(t, "/proc/"+pid+"/exe")); err != nil || exe != binary {
+		t.Errorf("kubelet is %q, %v; want %q", exe, err, binary)
 	}
 	if want := "--node-labels=" + got.Flags.NodeLabels; !slices.Contains(args, want) {
 		t.Errorf("kubelet's arguments %q; want %q among them", args, want)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,6 +82,7 @@ func random(t *testing.T, h *host) {
 // that one at most is up. It returns its name.
 func (h *host) consistent(t *testing.T) string {
 	t.Helper()
+	var up []string
 	h.awaitEvent(t, "the host at rest", func() (string, bool) {
 		jobs, err := h.bus(t).ListJobsContext(context.Background())
 		if err != nil {
@@ -94,12 +96,21 @@ func (h *host) consistent(t *testing.T) string {
 				}
 			}
 		}
+		up = nil
+		for _, slot := range []string{"a", "b"} {
+			if busy != "[]" || h.units(t, slot)["systemd-nspawn@node-"+slot+".service"].Active != "active" {
+				continue
+			}
+			up = append(up, slot)
+			// A machine that was told to reboot or to power off looks the same from outside, for a moment.
+			if out, exit := h.try(t, "systemctl -M node-"+slot+" is-active containerd kubelet"); exit != 0 {
+				busy = "machine node-" + slot + ": " + out
+			}
+		}
 		return busy, busy == "[]"
 	})
-	var up []string
 	for _, slot := range []string{"a", "b"} {
-		if h.units(t, slot)["systemd-nspawn@node-"+slot+".service"].Active == "active" {
-			up = append(up, slot)
+		if slices.Contains(up, slot) {
 			h.wantUp(t, slot)
 		} else {
 			h.wantDown(t, slot)
