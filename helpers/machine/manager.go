@@ -35,24 +35,23 @@ type Manager struct {
 
 // Host connects to the systemd that runs the host, directly and not through the message bus, which may be down.
 func Host(ctx context.Context, root *file.Root) (*Manager, error) {
-	dial := func() (*godbus.Conn, error) { return dial(ctx, root, privateSocket, false) }
-	m, err := newManager(dial)
-	if err != nil {
+	m := &Manager{
+		events: make(chan struct{}, 1),
+		dial:   func() (*godbus.Conn, error) { return dial(ctx, root, privateSocket, false) },
+	}
+	first, cancel := context.WithTimeout(ctx, reexec) // of connecting, not of the connection
+	defer cancel()
+	if err := m.reconnect(first); err != nil {
 		return nil, fmt.Errorf("the host's systemd: %w", err)
 	}
-	m.dial = dial
 	return m, nil
 }
 
 // Inside connects to the systemd of a machine through the machine's own message bus. root is the machine's root as its
 // processes see it (Machine.Root).
 func Inside(ctx context.Context, root *file.Root) (*Manager, error) {
-	return newManager(func() (*godbus.Conn, error) { return dial(ctx, root, busSocket, true) })
-}
-
-func newManager(dial func() (*godbus.Conn, error)) (*Manager, error) {
 	m := &Manager{events: make(chan struct{}, 1)}
-	if err := m.connect(dial); err != nil {
+	if err := m.connect(func() (*godbus.Conn, error) { return dial(ctx, root, busSocket, true) }); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -102,14 +101,22 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 			return err
 		}
 		m.Close()
-		for m.connect(m.dial) != nil {
-			select {
-			case <-time.After(20 * time.Millisecond): // nothing tells when the socket is there again
-			case <-ctx.Done():
-				return err
-			}
+		if m.reconnect(ctx) != nil || ctx.Err() != nil {
+			return err
 		}
-		if ctx.Err() != nil {
+	}
+}
+
+// reconnect connects until it succeeds or ctx ends.
+func (m *Manager) reconnect(ctx context.Context) error {
+	for {
+		err := m.connect(m.dial)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond): // nothing tells when the socket is there again
+		case <-ctx.Done():
 			return err
 		}
 	}
