@@ -272,14 +272,7 @@ func staysDown(goal, reason string) func(t *testing.T, h *host) {
 			h.goal(t, goal)
 			cursor := h.cursor(t)
 			h.Must(t, crash)
-			h.await(t, "the end of the node after "+crash, func(units map[string]machine.Unit) bool {
-				for _, u := range units {
-					if u.Running() || u.Busy() {
-						return false
-					}
-				}
-				return true
-			})
+			h.await(t, "the end of the node after "+crash, isDown)
 			h.wantDown(t, "a")
 			want(t, h.Must(t, "journalctl --no-pager -u node@a --after-cursor='"+cursor+"'"), reason)
 			tries := strings.Count(h.Must(t, "journalctl --no-pager --quiet --output=cat --after-cursor='"+cursor+"' BERTH_STEP=peer-guard BERTH_SLOT=a PRIORITY=3"), reason)
@@ -313,16 +306,8 @@ func anyMoment(reload string) func(t *testing.T, h *host) {
 			t.Logf("%s: %d times %s", command, n, reload)
 		}
 		up := func(units map[string]machine.Unit) bool { return isUp(units, "a") }
-		down := func(units map[string]machine.Unit) bool {
-			for _, u := range units {
-				if u.Running() || u.Busy() {
-					return false
-				}
-			}
-			return true
-		}
 		cursor := h.cursor(t)
-		during("", down)
+		during("", isDown)
 		during("start node@a", up)
 		h.wantUp(t, "a")
 		before := h.runs(t, "a")
@@ -332,15 +317,17 @@ func anyMoment(reload string) func(t *testing.T, h *host) {
 			return up(units) && h.runs(t, "a")["node@a.service"] != before["node@a.service"]
 		})
 		h.awaitAnew(t, "a", before)
-		during("stop node@a", down)
+		during("stop node@a", isDown)
 		h.wantDown(t, "a")
-		// All this went without a failed step, and so without one that was tried again.
-		if out := h.Must(t, "journalctl --no-pager --quiet --after-cursor='"+cursor+"' -u 'node*' -u 'systemd-nspawn@*' --priority=warning"); out != "" {
+		// All this went without a failed step, and so without one that was tried again. The machine's unit may lose its own
+		// "systemctl start node@a", which does nothing where node@a is up or starts already.
+		out, _ := h.try(t, "journalctl --no-pager --quiet --after-cursor='"+cursor+"' -u 'node*' -u 'systemd-nspawn@*' --priority=warning | grep -v ' systemctl\\['")
+		if out != "" {
 			t.Errorf("it did not go undisturbed:\n%s", out)
 		}
 		h.goal(t, broken)
 		h.fails(t, "systemctl start node@a")
-		during("", down)
+		during("", isDown)
 		h.isRefused(t, "a", brokenAt)
 	}
 }
