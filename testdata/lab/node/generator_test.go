@@ -31,7 +31,8 @@ var generatorCases = []testCase{
 		h.goal(t, broken)
 		for _, slot := range []string{"a", "b"} {
 			unit := "node@" + slot + ".service"
-			if got, want := property(t, h, unit, "FragmentPath"), "/usr/lib/systemd/system/node@.service"; got != want {
+			// Systemd 252 says /lib.
+			if got, want := property(t, h, unit, "FragmentPath"), "/lib/systemd/system/node@.service"; !strings.HasSuffix(got, want) {
 				t.Errorf("%s answers for %s; want %s", got, unit, want)
 			}
 			h.notInGoal(t, slot, brokenAt)
@@ -76,7 +77,7 @@ var generatorCases = []testCase{
 	}},
 	{"a slot that systemd has not read yet", func(t *testing.T, h *host) {
 		h.write(t, "/etc/berth/goal.toml", Goal+budgets+"[slot.c]\n")
-		h.notInGoal(t, "c", "slot c is in the goal state, but systemd has not read it (/usr/lib/systemd/system/node@.service answers): systemctl daemon-reload")
+		h.notInGoal(t, "c", "slot c is in the goal state, but systemd has not read it (", "/lib/systemd/system/node@.service answers): systemctl daemon-reload")
 	}},
 	{"32 a goal state that cannot be read does not hold PID 1 up", func(t *testing.T, h *host) {
 		for _, make := range []string{"mkfifo", "mkdir", "ln -s /dev/zero", "ln -s goal.toml"} {
@@ -165,10 +166,10 @@ var generatorCases = []testCase{
 }
 
 // notInGoal starts a slot that cannot start for a reason that lies in the goal state, and requires that it is told.
-func (h *host) notInGoal(t *testing.T, slot, reason string) {
+func (h *host) notInGoal(t *testing.T, slot string, reason ...string) {
 	t.Helper()
 	h.fails(t, "systemctl start node@"+slot)
-	h.isRefused(t, slot, reason)
+	h.isRefused(t, slot, reason...)
 	if got := property(t, h, "node@"+slot, "ExecMainStatus"); got != "3" {
 		t.Errorf("node@%s ended with exit status %s; want 3", slot, got)
 	}
@@ -177,12 +178,12 @@ func (h *host) notInGoal(t *testing.T, slot, reason string) {
 
 // isRefused requires that a start has failed and that its reason is seen where people look, and that systemd does not try
 // it again.
-func (h *host) isRefused(t *testing.T, slot, reason string) {
+func (h *host) isRefused(t *testing.T, slot string, reason ...string) {
 	t.Helper()
 	unit := "node@" + slot + ".service"
 	status, _ := h.try(t, "systemctl status --no-pager --lines=50 "+unit)
-	want(t, status, reason)
-	want(t, h.Must(t, "journalctl --no-pager -u "+unit), reason)
+	want(t, status, reason...)
+	want(t, h.Must(t, "journalctl --no-pager -u "+unit), reason...)
 	u, err := h.bus(t).Unit(t.Context(), unit)
 	if err != nil {
 		t.Fatal(err)
