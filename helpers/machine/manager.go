@@ -86,8 +86,9 @@ func (m *Manager) connect(dial func() (*godbus.Conn, error)) error {
 	return nil
 }
 
-// reexec is more than the time in which a systemd that executes itself anew does not answer.
-const reexec = 10 * time.Second
+// reexec is more than the time in which a systemd that executes itself anew does not answer, also on a busy host where it does
+// so several times. The budget of a step ends the wait before.
+const reexec = time.Minute
 
 // ask calls a function that asks systemd something, and calls it again where the answer did not come because the connection
 // was lost. The host's systemd closes all connections to its private socket when it executes itself anew, as upgrades make it

@@ -301,7 +301,7 @@ func anyMoment(reload string) func(t *testing.T, h *host) {
 				if n == 1000 {
 					t.Fatalf("%s is not done after %d times %s: %v", command, n, reload, h.units(t, "a"))
 				}
-				h.Must(t, "systemctl "+reload)
+				h.Must(t, "systemctl "+reload+"; systemctl show --property=Version") // the latter waits until systemd answers again
 				h.reconnect()
 			}
 			t.Logf("%s: %d times %s", command, n, reload)
