@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/dbus"
 	godbus "github.com/godbus/dbus/v5"
@@ -22,17 +23,25 @@ const (
 	busSocket     = "run/dbus/system_bus_socket" // the message bus (D-Bus specification, "System message bus")
 )
 
-// Manager is a connection to one systemd and the stream of its events.
+// Manager is a connection to one systemd and the stream of its events. The host's is made anew when it is lost, so only one
+// goroutine at a time may use it.
 type Manager struct {
 	*dbus.Conn
 	events chan struct{}
 	closed <-chan struct{}
+	// dial makes a connection like the one that was lost; nil: there is none.
+	dial func() (*godbus.Conn, error)
 }
 
 // Host connects to the systemd that runs the host, directly and not through the message bus, which may be down.
 func Host(ctx context.Context, root *file.Root) (*Manager, error) {
-	m, err := newManager(func() (*godbus.Conn, error) { return dial(ctx, root, privateSocket, false) })
-	if err != nil {
+	m := &Manager{
+		events: make(chan struct{}, 1),
+		dial:   func() (*godbus.Conn, error) { return dial(ctx, root, privateSocket, false) },
+	}
+	first, cancel := context.WithTimeout(ctx, reexec) // of connecting, not of the connection
+	defer cancel()
+	if err := m.reconnect(first); err != nil {
 		return nil, fmt.Errorf("the host's systemd: %w", err)
 	}
 	return m, nil
@@ -41,11 +50,14 @@ func Host(ctx context.Context, root *file.Root) (*Manager, error) {
 // Inside connects to the systemd of a machine through the machine's own message bus. root is the machine's root as its
 // processes see it (Machine.Root).
 func Inside(ctx context.Context, root *file.Root) (*Manager, error) {
-	return newManager(func() (*godbus.Conn, error) { return dial(ctx, root, busSocket, true) })
+	m := &Manager{events: make(chan struct{}, 1)}
+	if err := m.connect(func() (*godbus.Conn, error) { return dial(ctx, root, busSocket, true) }); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
-func newManager(dial func() (*godbus.Conn, error)) (*Manager, error) {
-	m := &Manager{events: make(chan struct{}, 1)}
+func (m *Manager) connect(dial func() (*godbus.Conn, error)) error {
 	conn, err := dbus.NewConnection(func() (*godbus.Conn, error) {
 		bus, err := dial()
 		if err != nil {
@@ -64,14 +76,56 @@ func newManager(dial func() (*godbus.Conn, error)) (*Manager, error) {
 		return bus, nil
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m.Conn = conn
 	if err := conn.Subscribe(); err != nil {
 		conn.Close()
-		return nil, err
+		return err
 	}
-	return m, nil
+	m.Conn = conn
+	return nil
+}
+
+// reexec is more than the time in which a systemd that executes itself anew does not answer, also on a busy host where it does
+// so several times. The budget of a step ends the wait before.
+const reexec = time.Minute
+
+// ask calls a function that asks systemd something, and calls it again where the answer did not come because the connection
+// was lost. The host's systemd closes all connections to its private socket when it executes itself anew, as upgrades make it
+// do ("systemctl daemon-reexec").
+func (m *Manager) ask(ctx context.Context, call func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, reexec)
+	defer cancel()
+	for {
+		err := call()
+		if err == nil || m.dial == nil || errors.As(err, new(godbus.Error)) {
+			return err
+		}
+		m.Close()
+		if m.reconnect(ctx) != nil || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// reconnect connects until it succeeds or ctx ends.
+func (m *Manager) reconnect(ctx context.Context) error {
+	for {
+		err := m.connect(m.dial)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond): // nothing tells when the socket is there again
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// Reload has systemd run its generators and read all units again.
+func (m *Manager) Reload(ctx context.Context) error {
+	return m.ask(ctx, func() error { return m.ReloadContext(ctx) })
 }
 
 // Events gives an event after any unit or job of this systemd changed, and when the connection is lost.
@@ -137,7 +191,11 @@ func (u Unit) Running() bool { return u.Active != "inactive" && u.Active != "fai
 
 // Units returns the state of the named units at one moment, in the order of the names.
 func (m *Manager) Units(ctx context.Context, names ...string) ([]Unit, error) {
-	list, err := m.ListUnitsByNamesContext(ctx, names)
+	var list []dbus.UnitStatus
+	err := m.ask(ctx, func() (err error) {
+		list, err = m.ListUnitsByNamesContext(ctx, names)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("ask systemd for its units: %w", err)
 	}
@@ -180,7 +238,11 @@ type Service struct {
 
 // Service returns the properties of a service unit.
 func (m *Manager) Service(ctx context.Context, name string) (Service, error) {
-	p, err := m.GetAllPropertiesContext(ctx, name)
+	var p map[string]any
+	err := m.ask(ctx, func() (err error) {
+		p, err = m.GetAllPropertiesContext(ctx, name)
+		return err
+	})
 	if err != nil {
 		return Service{}, fmt.Errorf("ask systemd for %s: %w", name, err)
 	}

@@ -94,7 +94,7 @@ func nspawn(ctx context.Context, s *step.Step, goal *goalstate.GoalState, slot *
 		return err
 	}
 	defer host.Close()
-	if err := host.ReloadContext(ctx); err != nil {
+	if err := host.Reload(ctx); err != nil {
 		return fmt.Errorf("systemctl daemon-reload: %w", err)
 	}
 	return nil

@@ -321,6 +321,9 @@ func (h *Host) Detach() error { return h.request(opDetach) }
 // Name is the host's name.
 func (h *Host) Name() string { return h.get().Name }
 
+// Suite is the Debian release that the host runs.
+func (h *Host) Suite() string { return h.get().Suite }
+
 // Leader is the process id of the host's PID 1, 0 while it is shut down.
 func (h *Host) Leader() int { return h.get().Leader }
 
