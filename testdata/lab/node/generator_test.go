@@ -363,7 +363,7 @@ type stubSaw struct {
 // seen returns what the kubelet of slot a was given.
 func (h *host) seen(t *testing.T) (s stubSaw) {
 	t.Helper()
-	data, err := os.ReadFile(h.inside(t, "/run/stubkubelet.json"))
+	data, err := os.ReadFile(h.insidePath(t, "/run/stubkubelet.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -373,8 +373,8 @@ func (h *host) seen(t *testing.T) (s stubSaw) {
 	return s
 }
 
-// inside is where a path of the running machine node-a is seen from here, with all that is mounted in the machine.
-func (h *host) inside(t *testing.T, path string) string {
+// insidePath is where a path of the running machine node-a is seen from here, with all that is mounted in the machine.
+func (h *host) insidePath(t *testing.T, path string) string {
 	t.Helper()
 	leader := strings.TrimSpace(h.Must(t, "machinectl show node-a -p Leader --value"))
 	return filepath.Join(h.Root(), "proc", leader, "root", path)
@@ -440,22 +440,22 @@ read_only = true
 		t.Errorf("credential plugin (-want +got):\n%s", diff)
 	}
 	pid := strings.TrimSpace(h.Must(t, "systemctl -M node-a show -P MainPID kubelet"))
-	line, err := os.ReadFile(h.inside(t, "/proc/"+pid+"/cmdline"))
+	line, err := os.ReadFile(h.insidePath(t, "/proc/"+pid+"/cmdline"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	args := strings.Split(string(line), "\x00")
 	// Not args[0], in which systemd replaces ${X}, unlike in the path of what it runs.
-	if exe, err := os.Readlink(h.inside(t, "/proc/"+pid+"/exe")); err != nil || exe != binary {
+	if exe, err := os.Readlink(h.insidePath(t, "/proc/"+pid+"/exe")); err != nil || exe != binary {
 		t.Errorf("kubelet is %q, %v; want %q", exe, err, binary)
 	}
 	if want := "--node-labels=" + got.Flags.NodeLabels; !slices.Contains(args, want) {
 		t.Errorf("kubelet's arguments %q; want %q among them", args, want)
 	}
-	if marker, err := os.ReadFile(h.inside(t, filepath.Join(target, "marker"))); err != nil || string(marker) != "it is here" {
+	if marker, err := os.ReadFile(h.insidePath(t, filepath.Join(target, "marker"))); err != nil || string(marker) != "it is here" {
 		t.Errorf("mount: %q, %v", marker, err)
 	}
-	if err := os.WriteFile(h.inside(t, filepath.Join(target, "marker")), nil, 0o644); err == nil {
+	if err := os.WriteFile(h.insidePath(t, filepath.Join(target, "marker")), nil, 0o644); err == nil {
 		t.Error("the read-only mount can be written")
 	}
 	hosts := h.Must(t, "cat /var/lib/machines/node-a/etc/containerd/certs.d/example.com*/hosts.toml")
