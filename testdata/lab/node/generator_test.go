@@ -338,41 +338,6 @@ func (h *host) reconnect() {
 	h.systemd = nil
 }
 
-// stubSaw is the part of stubkubelet's record that tests look at.
-type stubSaw struct {
-	Flags struct {
-		HostnameOverride, NodeLabels string
-	}
-	Config struct {
-		MaxPods            int
-		StaticPodURLHeader map[string][]string
-	}
-	Credential struct {
-		Users []struct {
-			User struct {
-				Exec struct {
-					Command string
-					Args    []string
-					Env     []struct{ Name, Value string }
-				}
-			}
-		}
-	}
-}
-
-// seen returns what the kubelet of slot a was given.
-func (h *host) seen(t *testing.T) (s stubSaw) {
-	t.Helper()
-	data, err := os.ReadFile(h.insidePath(t, "/run/stubkubelet.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(data, &s); err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 // insidePath is where a path of the running machine node-a is seen from here, with all that is mounted in the machine.
 func (h *host) insidePath(t *testing.T, path string) string {
 	t.Helper()

@@ -452,6 +452,18 @@ type seen struct {
 		MaxPods               int
 		ProtectKernelDefaults bool
 		RegisterWithTaints    []any
+		StaticPodURLHeader    map[string][]string
+	}
+	Credential struct {
+		Users []struct {
+			User struct {
+				Exec struct {
+					Command string
+					Args    []string
+					Env     []struct{ Name, Value string }
+				}
+			}
+		}
 	}
 }
 
