@@ -38,18 +38,7 @@ var peerCases = []testCase{
 	}},
 	{"09 of two starts at once one wins, fifty times", func(t *testing.T, h *host) {
 		const rounds = 50
-		// A watcher that looks at both cgroups all the time, as fast as it can.
-		h.write(t, "/run/watch.sh", `
-a=/sys/fs/cgroup/machine.slice/systemd-nspawn@node-a.service/cgroup.events b=${a/node-a/node-b}
-trap 'echo $looks looks, $both at both; exit' TERM
-while :; do
-	x= y=
-	{ read -r _ x <$a; read -r _ y <$b; } 2>/dev/null
-	looks=$((looks+1))
-	[ "$x$y" = 11 ] && both=$((both+1))
-done
-`)
-		h.Must(t, "systemd-run --quiet --unit=watch --property=Environment=both=0 --property=Nice=5 bash /run/watch.sh")
+		both := h.watchBoth(t)
 		winners := map[string]int{}
 		for round := range rounds {
 			// In one transaction, and from two shells at once; each fifth time until the winner is ready, else until it is
@@ -78,8 +67,7 @@ done
 			winners[winner]++
 			h.Must(t, "systemctl stop node@a node@b; systemctl reset-failed")
 		}
-		h.Must(t, "systemctl stop watch")
-		out := h.Must(t, "journalctl --quiet --no-pager --output=cat _SYSTEMD_UNIT=watch.service")
+		out := both()
 		want(t, out, " looks, 0 at both")
 		t.Logf("winners: %v; %s", winners, out)
 	}},
