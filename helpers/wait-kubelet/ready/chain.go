@@ -87,7 +87,7 @@ const machineStep = 4
 // hopeless is an error where the machine came down by a failure and waits for systemd to start it again. Systemd does so in
 // any case, with the whole chain and node@: what ends is this try. It is of no use to count tries and to be patient for the
 // first few: each of them ends this process, and NRestarts= is 0 again with each, as the restart that it counts becomes a
-// plain start by the stop of the units that the machine's is PartOf= (seen with systemd 252, 257 and 262).
+// plain start by the stop of the units that the machine's is PartOf= (seen with systemd 257).
 //
 // A job is the restart itself, which has begun. A machine that reboots has not failed (SuccessExitStatus=133).
 func hopeless(ctx context.Context, host *machine.Manager, u machine.Unit) error {
