@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -74,8 +75,11 @@ func ignoreGone(err error) error {
 
 func isENODEV(err error) bool { return errors.Is(err, unix.ENODEV) }
 
-// Kill ends all processes of a cgroup at once (cgroup.kill, Linux 5.14) and returns when they are gone.
-func Kill(ctx context.Context, s *step.Step, cgroup string) error {
+// Kill ends all processes of a cgroup and returns when they are gone.
+//
+// It does so one by one. cgroup.kill does it at once, but Linux 6.18 then also kills, at its very start, whatever is later put
+// into the same cgroup by clone3(2) with CLONE_INTO_CGROUP, as systemd 257 and later start services.
+func Kill(ctx context.Context, s *step.Step, host *file.Root, cgroup string) error {
 	watch, err := NewWatch()
 	if err != nil {
 		return err
@@ -84,12 +88,16 @@ func Kill(ctx context.Context, s *step.Step, cgroup string) error {
 	if err := watch.Add(filepath.Join(cgroup, "cgroup.events"), unix.IN_MODIFY); err != nil {
 		return ignoreGone(err)
 	}
-	if err := os.WriteFile(filepath.Join(cgroup, "cgroup.kill"), []byte("1"), 0); err != nil {
-		return ignoreGone(err)
-	}
 	return s.Wait(ctx, "the end of all processes in "+cgroup, watch.Events(), func(context.Context) (step.State, error) {
-		still, err := populated(cgroup)
-		return step.State{Done: !still, Seen: "some are still there"}, err
+		processes, err := Processes(host, cgroup)
+		for _, p := range processes {
+			if e := unix.Kill(int(p.PID), unix.SIGKILL); e != nil && e != unix.ESRCH {
+				err = errors.Join(err, fmt.Errorf("kill process %v: %w", p, e))
+			}
+		}
+		still, e := populated(cgroup)
+		// An event tells of the last one's end; nothing tells of a new one that one of them made meanwhile.
+		return step.State{Done: !still, Seen: "some are still there", Again: 50 * time.Millisecond}, errors.Join(err, e)
 	})
 }
 

@@ -35,7 +35,7 @@ func (g *guard) clear(ctx context.Context, name string) error {
 	}
 	if len(left) > 0 {
 		g.step.Warn("ending what the last run of machine %s left behind: %s", name, list(left))
-		if err := machine.Kill(ctx, g.step, cgroup); err != nil {
+		if err := machine.Kill(ctx, g.step, g.root, cgroup); err != nil {
 			return err
 		}
 	}

@@ -88,7 +88,7 @@ var peerCases = []testCase{
 		out, _ := h.try(t, "journalctl --no-pager --boot -u node@b")
 		want(t, out, "slot b refused: machine node-a is still alive: ", pid+" (sh)", "in the cgroup of systemd-nspawn@node-a.service")
 		h.wantDown(t, "b")
-		h.Must(t, "echo 1 >"+cgroupA+"/cgroup.kill; while grep -q 'populated 1' "+cgroupA+`/cgroup.events 2>/dev/null; do :; done
+		h.Must(t, "kill -9 -"+pid+"; while grep -q 'populated 1' "+cgroupA+`/cgroup.events 2>/dev/null; do :; done
 			rm -r /run/systemd/system/systemd-nspawn@node-a.service.d; systemctl daemon-reload; systemctl reset-failed`)
 		h.start(t, "b")
 	}},

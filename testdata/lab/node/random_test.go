@@ -130,7 +130,7 @@ func (h *host) watchBoth(t *testing.T) (end func() string) {
 	t.Helper()
 	h.write(t, "/run/watch.sh", `
 a=/sys/fs/cgroup/machine.slice/systemd-nspawn@node-a.service/cgroup.events b=${a/node-a/node-b}
-trap 'echo $looks looks, $both at both; exit' TERM
+trap 'echo $looks looks, $both at both >/run/watch.out; exit' TERM
 while :; do
 	x= y=
 	{ read -r _ x <$a; read -r _ y <$b; } 2>/dev/null
@@ -138,10 +138,8 @@ while :; do
 	[ "$x$y" = 11 ] && both=$((both+1))
 done
 `)
-	cursor := h.cursor(t)
-	h.Must(t, "systemd-run --quiet --unit=watch --property=Environment=both=0 --property=Nice=5 bash /run/watch.sh")
+	h.Must(t, "rm -f /run/watch.out; systemd-run --quiet --unit=watch --property=Environment=both=0 --property=Nice=5 bash /run/watch.sh")
 	return func() string {
-		h.Must(t, "systemctl stop watch")
-		return h.Must(t, "journalctl --quiet --no-pager --output=cat --after-cursor='"+cursor+"' _SYSTEMD_UNIT=watch.service")
+		return h.Must(t, "systemctl stop watch; cat /run/watch.out")
 	}
 }
