@@ -81,7 +81,9 @@ func TestAskHealth(t *testing.T) {
 		why     string
 	}{
 		{func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("ok")) }, "", "healthy"},
-		{func(w http.ResponseWriter, r *http.Request) { http.Error(w, "[-]syncloop failed", http.StatusInternalServerError) }, "500 Internal Server Error: [-]syncloop failed", "not healthy"},
+		{func(w http.ResponseWriter, r *http.Request) {
+			http.Error(w, "[-]syncloop failed", http.StatusInternalServerError)
+		}, "500 Internal Server Error: [-]syncloop failed", "not healthy"},
 		{func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "302 Found", "no redirect is followed"},
 	} {
 		server := httptest.NewServer(c.handler)
