@@ -113,7 +113,7 @@ var chainCases = []testCase{
 				}
 			}
 		}
-		units = append(units, `run-bpffs-node\\x2da.mount`, `run-bpffs-node\\x2db.mount`)
+		units = append(units, "node-chain@a.service", `run-bpffs-node\\x2da.mount`, `run-bpffs-node\\x2db.mount`)
 		// verify does not look at what generators made, unless it is told to; the lab has no man pages, which the
 		// distribution's own unit names.
 		verify := "SYSTEMD_UNIT_PATH=/run/systemd/generator: systemd-analyze verify --man=no "
