@@ -3,8 +3,6 @@ package machine
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -39,32 +37,21 @@ func (h *Halt) Repeat(ctx context.Context, unit Unit) (again time.Duration, err 
 	if unit.Active != "deactivating" {
 		return 0, nil
 	}
-	service, err := h.bus.Service(ctx, unit.Name)
-	if err != nil {
+	pid, status, err := leader(ctx, h.host, h.bus, h.name)
+	switch {
+	case err != nil:
 		return 0, err
-	}
-	processes, err := Processes(h.host, CGroup(h.host, h.name, service.ControlGroup))
-	if err != nil {
-		return 0, err
-	}
-	for _, p := range processes {
-		status, err := os.ReadFile(filepath.Join(proc(h.host, p.PID), "status"))
-		if err != nil || !isInit(string(status)) {
-			continue
-		}
-		switch {
-		case p.PID == h.sent:
-			return 0, nil
-		case !blocks(string(status), sigHalt):
-			return 10 * time.Millisecond, nil // nothing tells when a process changes its signal mask
-		}
-		h.sent = p.PID
-		if err := unix.Kill(int(p.PID), sigHalt); err != nil && err != unix.ESRCH {
-			return 0, fmt.Errorf("halt machine %s (PID %d): %w", h.name, p.PID, err)
-		}
+	case pid != 0 && pid == h.sent:
 		return 0, nil
+	case pid == 0, !blocks(status, sigHalt):
+		// systemd-nspawn has not made it yet, or it is gone; or nothing tells when a process changes its signal mask.
+		return 10 * time.Millisecond, nil
 	}
-	return 10 * time.Millisecond, nil // systemd-nspawn has not made it yet, or it is gone
+	h.sent = pid
+	if err := unix.Kill(int(pid), sigHalt); err != nil && err != unix.ESRCH {
+		return 0, fmt.Errorf("halt machine %s (PID %d): %w", h.name, pid, err)
+	}
+	return 0, nil
 }
 
 // isInit tells whether a process is PID 1 of a PID name space just below that of proc's mount (NSpid: of

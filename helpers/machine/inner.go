@@ -3,7 +3,9 @@ package machine
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 
 	"berth/generator/file"
@@ -17,14 +19,42 @@ type Inner struct {
 	Root *file.Root
 }
 
-// Enter finds a machine through systemd-machined and connects to its systemd. It returns ErrNoMachine where there is none.
-func Enter(ctx context.Context, host *file.Root, name string) (*Inner, error) {
-	machined, err := DialMachined(ctx, host)
+// Find returns the machine that runs in the slot's machine unit, or ErrNoMachine. It does not ask systemd-machined: one that was
+// killed cannot come back while the node stops, as its start would have to wait for the stop.
+func Find(ctx context.Context, host *file.Root, bus *Manager, name string) (*Machine, error) {
+	pid, _, err := leader(ctx, host, bus, name)
 	if err != nil {
 		return nil, err
 	}
-	defer machined.Close()
-	m, err := machined.Machine(ctx, name)
+	if pid == 0 {
+		return nil, fmt.Errorf("machine %s: %w", name, ErrNoMachine)
+	}
+	return &Machine{Name: name, Leader: pid, Unit: NSpawnUnit(name), host: host}, nil
+}
+
+// leader returns PID 1 of the machine, as the host numbers it, and its proc_pid_status(5). 0: there is none.
+func leader(ctx context.Context, host *file.Root, bus *Manager, name string) (pid uint32, status string, err error) {
+	unit, err := bus.Service(ctx, NSpawnUnit(name))
+	if err != nil {
+		return 0, "", err
+	}
+	processes, err := Processes(host, CGroup(host, name, unit.ControlGroup))
+	for _, p := range processes {
+		if status, err := os.ReadFile(filepath.Join(proc(host, p.PID), "status")); err == nil && isInit(string(status)) {
+			return p.PID, string(status), nil
+		}
+	}
+	return 0, "", err
+}
+
+// Enter finds a slot's machine and connects to its systemd. It returns ErrNoMachine where there is none.
+func Enter(ctx context.Context, host *file.Root, name string) (*Inner, error) {
+	bus, err := Host(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	defer bus.Close()
+	m, err := Find(ctx, host, bus, name)
 	if err != nil {
 		return nil, err
 	}

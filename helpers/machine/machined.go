@@ -14,7 +14,7 @@ import (
 	"berth/generator/file"
 )
 
-// ErrNoMachine says that systemd-machined has no machine of that name.
+// ErrNoMachine says that there is no machine of that name.
 var ErrNoMachine = errors.New("no such machine")
 
 // Machine is one machine that systemd-machined knows.
@@ -27,17 +27,23 @@ type Machine struct {
 
 // Machined is a connection to systemd-machined, which the bus starts when it is needed.
 type Machined struct {
-	bus  *godbus.Conn
-	root *file.Root
+	bus   *godbus.Conn
+	root  *file.Root
+	flags godbus.Flags
 }
 
-// DialMachined connects to systemd-machined over the host's message bus.
-func DialMachined(ctx context.Context, root *file.Root) (*Machined, error) {
+// DialMachined connects to systemd-machined over the host's message bus. Unless activate is set, a systemd-machined that does
+// not run is not started, and counts as one that knows no machine.
+func DialMachined(ctx context.Context, root *file.Root, activate bool) (*Machined, error) {
 	bus, err := dial(ctx, root, busSocket, true)
 	if err != nil {
 		return nil, fmt.Errorf("the host's message bus: %w", err)
 	}
-	return &Machined{bus, root}, nil
+	m := &Machined{bus: bus, root: root}
+	if !activate {
+		m.flags = godbus.FlagNoAutoStart
+	}
+	return m, nil
 }
 
 // Close ends the connection.
@@ -51,7 +57,7 @@ func (m *Machined) Machine(ctx context.Context, name string) (*Machine, error) {
 	}
 	var properties map[string]godbus.Variant
 	err := m.bus.Object("org.freedesktop.machine1", path).CallWithContext(ctx,
-		"org.freedesktop.DBus.Properties.GetAll", 0, "org.freedesktop.machine1.Machine").Store(&properties)
+		"org.freedesktop.DBus.Properties.GetAll", m.flags, "org.freedesktop.machine1.Machine").Store(&properties)
 	if err != nil {
 		return nil, noMachine(name, err)
 	}
@@ -72,16 +78,17 @@ func (m *Machined) Unregister(ctx context.Context, name string) error {
 
 func (m *Machined) call(ctx context.Context, method string, args ...any) *godbus.Call {
 	return m.bus.Object("org.freedesktop.machine1", "/org/freedesktop/machine1").
-		CallWithContext(ctx, "org.freedesktop.machine1.Manager."+method, 0, args...)
+		CallWithContext(ctx, "org.freedesktop.machine1.Manager."+method, m.flags, args...)
 }
 
-// noMachine turns machined's two ways of saying that there is no such machine into ErrNoMachine: the second is what a
-// machine gets that ends between GetMachine and the look at its properties.
+// noMachine turns all ways of saying that there is no such machine into ErrNoMachine: the second is what a machine gets that ends
+// between GetMachine and the look at its properties, the last two are for a systemd-machined that does not run.
 func noMachine(name string, err error) error {
 	var e godbus.Error
 	if errors.As(err, &e) {
 		switch e.Name {
-		case "org.freedesktop.machine1.NoSuchMachine", "org.freedesktop.DBus.Error.UnknownObject":
+		case "org.freedesktop.machine1.NoSuchMachine", "org.freedesktop.DBus.Error.UnknownObject",
+			"org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.DBus.Error.ServiceUnknown":
 			return fmt.Errorf("machine %s: %w", name, ErrNoMachine)
 		}
 	}

@@ -34,12 +34,7 @@ func run(ctx context.Context, s *step.Step) error {
 		return err
 	}
 	defer host.Close()
-	machined, err := machine.DialMachined(ctx, s.Root)
-	if err != nil {
-		return err
-	}
-	defer machined.Close()
-	m, err := machined.Machine(ctx, name)
+	m, err := machine.Find(ctx, s.Root, host, name)
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ func Take(ctx context.Context, s *step.Step) error {
 	if err != nil {
 		return err
 	}
-	g, err := open(ctx, s)
+	g, err := open(ctx, s, true)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func Release(ctx context.Context, s *step.Step) error {
 	if _, err := s.Root.Lstat(claimFile(s.Slot)); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	g, err := open(ctx, s)
+	g, err := open(ctx, s, false) // a systemd-machined could not start while what it is ordered with stops
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ type guard struct {
 	machined *machine.Machined
 }
 
-func open(ctx context.Context, s *step.Step) (*guard, error) {
+func open(ctx context.Context, s *step.Step, activate bool) (*guard, error) {
 	g := &guard{step: s, root: s.Root}
 	if _, err := s.Root.Write(file.File{Path: plan.ClaimsDir, Mode: os.ModeDir | 0o755}); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func open(ctx context.Context, s *step.Step) (*guard, error) {
 	// It is held for a few calls over D-Bus, which ctx bounds; TimeoutStartSec= bounds the wait for it.
 	if err = unix.Flock(int(g.lock.Fd()), unix.LOCK_EX); err == nil {
 		if g.systemd, err = machine.Host(ctx, s.Root); err == nil {
-			g.machined, err = machine.DialMachined(ctx, s.Root)
+			g.machined, err = machine.DialMachined(ctx, s.Root, activate)
 		}
 	}
 	if err != nil {

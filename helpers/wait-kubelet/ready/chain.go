@@ -104,7 +104,10 @@ func hopeless(ctx context.Context, host *machine.Manager, u machine.Unit) error 
 // why is the error for a chain that is not up and that nothing brings up.
 func why(ctx context.Context, s *step.Step, host *machine.Manager, units []machine.Unit, pending string) error {
 	for _, u := range units {
-		if u.Active == "failed" {
+		switch {
+		case u.Load != "loaded": // "masked", "not-found", "bad-setting", …
+			return fmt.Errorf("step %s cannot run: its unit is %s (see: systemctl cat %s)", u.Name, u.Load, u.Name)
+		case u.Active == "failed":
 			return failed(ctx, host, u)
 		}
 	}

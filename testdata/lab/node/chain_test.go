@@ -97,6 +97,13 @@ var chainCases = []testCase{
 		h.Must(t, "systemctl stop node@a")
 		h.awaitDown(t, "a") // node@ is between two tries, and does not wait for the others
 	}},
+	{"02 a step that is masked is named", func(t *testing.T, h *host) {
+		h.Must(t, "systemctl mask --runtime node-kubelet@a")
+		defer h.Must(t, "systemctl unmask --runtime node-kubelet@a")
+		h.fails(t, "systemctl start node@a")
+		out, _ := h.try(t, "journalctl --no-pager _SYSTEMD_UNIT=node@a.service")
+		want(t, out, "step node-kubelet@a.service cannot run: its unit is masked")
+	}},
 	{"03 an unrelated transaction runs no step again", func(t *testing.T, h *host) {
 		h.start(t, "a")
 		before := h.runs(t, "a")

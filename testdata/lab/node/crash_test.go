@@ -27,6 +27,15 @@ var crashCases = []testCase{
 		h.Must(t, "systemctl restart node@a")
 		h.awaitAnew(t, "a", before)
 	}},
+	{"a stop while systemd-machined is dead", func(t *testing.T, h *host) {
+		h.start(t, "a")
+		// Whoever asks for it makes the bus start it, which waits for the stop, which waits for whoever asked.
+		h.Must(t, "systemctl kill --signal=KILL systemd-machined; timeout 60 systemctl stop node@a")
+		h.awaitDown(t, "a")
+		if out, _ := h.try(t, "journalctl --no-pager --quiet --boot --output=cat BERTH_SLOT=a --priority=err --since=-1min"); out != "" {
+			t.Errorf("a step could not do its work: %s", out)
+		}
+	}},
 	{"kill -9 of kubelet", func(t *testing.T, h *host) {
 		h.start(t, "a")
 		before := h.runs(t, "a")

@@ -125,7 +125,7 @@ mounts = [{source = "/srv/da ta:1", target = "/srv/read", read_only = true}, {so
 	}},
 	{"18 the host gets the kernel settings that kubelet wants", func(t *testing.T, h *host) {
 		got := map[string]string{}
-		for line := range strings.Lines(h.Must(t, "cat /usr/lib/sysctl.d/50-berth.conf")) {
+		for line := range strings.Lines(h.Must(t, "cat /usr/lib/sysctl.d/90-berth.conf")) {
 			if key, value, ok := strings.Cut(line, "="); ok && line[0] != '#' {
 				got[strings.TrimSpace(key)] = strings.TrimSpace(value)
 			}

@@ -109,7 +109,7 @@ func build(stage string) error {
 // leaveKernel keeps a lab host from changing what it shares with the machine that runs the lab: of sysctl.d only what
 // belongs to a network name space is left, and the kubelet is told not to look at the rest.
 func leaveKernel(host, machine string) error {
-	const name = "50-berth.conf"
+	const name = "90-berth.conf"
 	all, err := os.ReadFile(filepath.Join(host, "usr/lib/sysctl.d", name))
 	if err != nil {
 		return err
