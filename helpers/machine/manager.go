@@ -131,9 +131,6 @@ func (m *Manager) Reload(ctx context.Context) error {
 // Events gives an event after any unit or job of this systemd changed, and when the connection is lost.
 func (m *Manager) Events() <-chan struct{} { return m.events }
 
-// Closed is closed when the connection is lost.
-func (m *Manager) Closed() <-chan struct{} { return m.closed }
-
 // dial connects to a D-Bus socket beneath root: a root file system that is not trusted cannot lead to another socket by a
 // symbolic link.
 func dial(ctx context.Context, root *file.Root, socket string, hello bool) (*godbus.Conn, error) {
@@ -232,7 +229,6 @@ type Service struct {
 	StatusText     string // the last STATUS= of sd_notify(3)
 	Result         string // "success", "exit-code", "timeout", …
 	ExecMainStatus int32
-	ExecMainPID    uint32
 	ControlGroup   string // path below the cgroup file system, as this systemd sees it
 }
 
@@ -255,7 +251,6 @@ func (m *Manager) Service(ctx context.Context, name string) (Service, error) {
 	get(p, "StatusText", &s.StatusText)
 	get(p, "Result", &s.Result)
 	get(p, "ExecMainStatus", &s.ExecMainStatus)
-	get(p, "ExecMainPID", &s.ExecMainPID)
 	get(p, "ControlGroup", &s.ControlGroup)
 	var id []byte
 	get(p, "InvocationID", &id)

@@ -247,14 +247,7 @@ func (h *host) wantUp(t *testing.T, slot string) {
 // awaitDown waits until no unit of a slot is up or about to be, and requires that nothing is left.
 func (h *host) awaitDown(t *testing.T, slot string) {
 	t.Helper()
-	h.await(t, "the end of slot "+slot, func(units map[string]machine.Unit) bool {
-		for _, u := range units {
-			if u.Running() || u.Busy() {
-				return false
-			}
-		}
-		return true
-	}, slot)
+	h.await(t, "the end of slot "+slot, isDown, slot)
 	h.wantDown(t, slot)
 }
 
