@@ -141,6 +141,25 @@ func (r *Root) Sub(name string) (*Root, error) {
 	return &Root{dir}, nil
 }
 
+// Resolve returns the path of what name leads to, absolute as seen from the root, with no link in it. It holds as long as
+// nobody changes the folders above, so it is for messages and for roots that are trusted.
+func (r *Root) Resolve(name string) (string, error) {
+	h, err := r.Handle(name)
+	if err != nil {
+		return "", err
+	}
+	defer h.Close()
+	full, err := os.Readlink(procPath(h))
+	if err != nil {
+		return "", r.wrap(name, err)
+	}
+	top, err := os.Readlink(procPath(r.dir))
+	if err != nil {
+		return "", r.wrap(name, err)
+	}
+	return path.Join("/", strings.TrimPrefix(full, top)), nil
+}
+
 // Open opens the regular file that name leads to for reading, with links followed inside the root. It never blocks, and
 // never so much as opens a device or FIFO.
 func (r *Root) Open(name string) (*os.File, error) {

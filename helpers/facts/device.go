@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"berth/generator/goalstate"
+	"berth/helpers/nvidia"
 )
 
 // Group is one reason for which device nodes of the host are bound into a machine. A new kind of hardware is one more
@@ -16,7 +17,15 @@ type Group struct {
 	Patterns []string
 	// Must is the pattern that has to match something, else the slot does not start; empty: none has to.
 	Must string
+	// If is the device node without which the host has none of the others for this reason; empty: there is no such node.
+	If string
 }
+
+// kfd is the compute interface of AMD's GPUs, of which a host has one for all.
+const kfd = "/dev/kfd"
+
+// dri are the nodes of the kernel's Direct Rendering Manager, of GPUs of all makers.
+var dri = []string{"/dev/dri/card*", "/dev/dri/renderD*"}
 
 // Groups returns the reasons for device nodes in the slot's machine. What systemd-nspawn makes by itself in every
 // version from 252 (null, zero, full, random, urandom, tty, net/tun) is not among them.
@@ -24,6 +33,11 @@ func Groups(slot *goalstate.Slot) []Group {
 	groups := []Group{
 		{Patterns: []string{"/dev/kmsg", "/dev/fuse"}},
 	}
+	if mode := slot.NVIDIA.Mode; mode != goalstate.Off {
+		groups = hardware(groups, "nvidia.mode", mode, nvidia.Nodes...)
+		groups = append(groups, Group{Key: "nvidia.mode", Patterns: dri, If: nvidia.Nodes[0]})
+	}
+	groups = append(groups, Group{Patterns: append([]string{kfd}, dri...), If: kfd})
 	groups = hardware(groups, "machine.kvm", slot.Machine.KVM, "/dev/kvm", "/dev/vhost-net", "/dev/vhost-vsock")
 	groups = hardware(groups, "machine.infiniband", slot.Machine.InfiniBand, "/dev/infiniband/*")
 	for _, pattern := range slot.Machine.Devices {

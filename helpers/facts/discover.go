@@ -11,6 +11,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/helpers/nvidia"
 )
 
 // Mark is what files begin with that render made.
@@ -22,8 +23,8 @@ const (
 	statusLimit = 64 << 20 // dpkg's database, a few megabytes on a large system
 )
 
-// DiscoverHost finds what the slot needs to know about the host whose root folder is root. It is not an error that
-// something is missing: the facts say so, and whether it matters is decided where the slot is rendered.
+// DiscoverHost finds what the slot needs to know about the host whose root folder is root, but for the NVIDIA driver. It is not
+// an error that something is missing: the facts say so, and whether it matters is decided where the slot is rendered.
 func DiscoverHost(root *file.Root, slot *goalstate.Slot) Host {
 	h := Host{
 		Name:    hostName(root),
@@ -37,6 +38,12 @@ func DiscoverHost(root *file.Root, slot *goalstate.Slot) Host {
 		}
 	}
 	for _, g := range Groups(slot) {
+		if g.If != "" && len(nodes(root, g.If)) == 0 {
+			continue
+		}
+		if g.If == kfd {
+			h.SysPaths = slices.DeleteFunc(slices.Clone(amdSysPaths), func(p string) bool { return !exists(root, p) })
+		}
 		for _, pattern := range g.Patterns {
 			h.Devices = append(h.Devices, nodes(root, pattern)...)
 		}
@@ -46,6 +53,7 @@ func DiscoverHost(root *file.Root, slot *goalstate.Slot) Host {
 			h.MissingMounts = append(h.MissingMounts, m.Source)
 		}
 	}
+	h.GPU = slot.NVIDIA.Mode == goalstate.Required || slot.NVIDIA.Mode == goalstate.Auto && nvidia.Expected(root)
 	h.Devices, h.MissingMounts = set(h.Devices), set(h.MissingMounts)
 	if ca := slot.Cluster.CertificateAuthority; ca != "" {
 		b, err := root.Read(ca, textLimit)
@@ -57,6 +65,9 @@ func DiscoverHost(root *file.Root, slot *goalstate.Slot) Host {
 	return h
 }
 
+// amdSysPaths are what ROCm reads beyond /dev/kfd: the module's version, and the topology.
+var amdSysPaths = []string{"/sys/class/drm", "/sys/class/kfd", "/sys/module/amdgpu"}
+
 // DiscoverMachine finds what the slot needs to know about its machine's root file system. It reads, and runs nothing.
 func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 	m := Machine{
@@ -64,6 +75,11 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 		Containerd: binary(root, slot.Containerd.Binary),
 		Runc:       binary(root, slot.Containerd.Runc),
 		Kubelet:    binary(root, slot.Kubelet.Binary),
+	}
+	for _, dir := range nvidiaRuntimeFolders {
+		if name := path.Join(dir, "nvidia-container-runtime"); m.NVIDIARuntime == "" && binary(root, name).Problem == "" {
+			m.NVIDIARuntime = name
+		}
 	}
 	if m.Containerd.Problem == "" {
 		m.ContainerdMain = mainPackage(root, slot.Containerd.Binary)
@@ -86,6 +102,9 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 	}
 	return m
 }
+
+// nvidiaRuntimeFolders are where packages, and the toolkit's own installer, put nvidia-container-runtime.
+var nvidiaRuntimeFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/local/nvidia/toolkit"}
 
 // Token returns the bootstrap token that the slot's kubelet is to use, from where the goal state says. credentials is
 // $CREDENTIALS_DIRECTORY (systemd.exec(5)), nil where there is none. A slot with kubelet.exec has no token.

@@ -2,6 +2,8 @@
 // machine. The facts are plain data, found when the slot starts; render is a pure function of them and the goal state.
 package facts
 
+import "berth/helpers/nvidia"
+
 // Host is what was found on the host.
 type Host struct {
 	// Name is the host's name as the host has it: of /etc/hostname, else of the kernel.
@@ -12,6 +14,13 @@ type Host struct {
 	BPF bool
 	// Devices are the paths of the device nodes (or links to one) that match a pattern of Groups, sorted.
 	Devices []string
+	// SysPaths are those paths below /sys that programs for the host's devices read and a machine has not by itself, sorted.
+	SysPaths []string
+	// GPU says that the slot is to have the host's NVIDIA GPUs, and that the host has some, or will have once their driver is
+	// loaded.
+	GPU bool
+	// NVIDIA is the driver of these; nil: it is not there, or was not looked for.
+	NVIDIA *nvidia.Driver
 	// MissingMounts are the sources of machine.mounts that do not exist, sorted.
 	MissingMounts []string
 	// Nameservers are those of /etc/resolv.conf, in order.
@@ -36,6 +45,8 @@ type Machine struct {
 	ContainerdMain string
 	// ContainerdPackage is the version of the Debian package that containerd's binary belongs to; empty: none.
 	ContainerdPackage string
+	// NVIDIARuntime is the path of nvidia-container-runtime in the machine; empty: it is not there.
+	NVIDIARuntime string
 	// Wants are the links in /etc/systemd/system that pull in containerd.service or kubelet.service at boot, from other
 	// targets than berth's; relative to Root, sorted.
 	Wants []string
