@@ -86,10 +86,8 @@ func (i *Inner) Explain(ctx context.Context, service string) string {
 	switch {
 	case s.Load == "not-found":
 		text = service + " does not exist in machine " + i.Name
-	case s.Result == "exit-code":
-		text += fmt.Sprintf(": exit status %d", s.ExecMainStatus)
 	case s.Result != "success" && s.Result != "":
-		text += ": " + s.Result
+		text += ": " + s.failure()
 	}
 	if s.StatusText != "" {
 		text += ": " + s.StatusText

@@ -12,6 +12,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/dbus"
 	godbus "github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
 
 	"berth/generator/file"
 	"berth/helpers/step"
@@ -228,7 +229,7 @@ type Service struct {
 	NRestarts      uint32
 	StatusText     string // the last STATUS= of sd_notify(3)
 	Result         string // "success", "exit-code", "timeout", …
-	ExecMainStatus int32
+	ExecMainStatus int32  // exit status, or the signal that ended it
 	ControlGroup   string // path below the cgroup file system, as this systemd sees it
 }
 
@@ -258,6 +259,22 @@ func (m *Manager) Service(ctx context.Context, name string) (Service, error) {
 	return s, nil
 }
 
+// failure says why a service failed, in a few words.
+func (s Service) failure() string {
+	switch s.Result {
+	case "exit-code":
+		if s.ExecMainStatus == 203 { // EXIT_EXEC, see systemd.exec(5)
+			return "cannot be executed (exit status 203)"
+		}
+		return fmt.Sprintf("exit status %d", s.ExecMainStatus)
+	case "signal", "core-dump":
+		return fmt.Sprintf("killed by signal %d (%s)", s.ExecMainStatus, unix.SignalName(unix.Signal(s.ExecMainStatus)))
+	case "timeout":
+		return "not done in time"
+	}
+	return s.Result // in systemd's words: oom-kill, resources, …
+}
+
 // get leaves the field empty where a property is missing or, in some version, of another type.
 func get[T any](properties map[string]any, name string, field *T) {
 	if v, ok := properties[name].(T); ok {
@@ -283,6 +300,11 @@ func (m *Manager) job(ctx context.Context, unit string, enqueue func(context.Con
 	if _, err := enqueue(ctx, unit, "replace", result); err != nil {
 		return fmt.Errorf("%s: %w", unit, err)
 	}
+	return m.await(ctx, unit, result)
+}
+
+// await waits for the result of a unit's job.
+func (m *Manager) await(ctx context.Context, unit string, result <-chan string) error {
 	select {
 	case r := <-result:
 		if r != "done" && r != "skipped" {
