@@ -92,7 +92,7 @@ func TestMirrorOrder(t *testing.T) {
 func TestInputsStay(t *testing.T) {
 	full := func() *goalstate.Slot { return load(t, filepath.Join(cases, "full")).Slots["a"] }
 	slot := full()
-	_, _ = Containerd(slot, nil, facts.Machine{})
+	_, _ = Containerd(slot, nil, facts.Host{GPU: true}, facts.Machine{})
 	_, _ = Kubelet(slot, nil, facts.Host{}, facts.Machine{}, Secrets{})
 	if diff := cmp.Diff(full(), slot); diff != "" {
 		t.Error(diff)
@@ -153,7 +153,7 @@ func TestNodeName(t *testing.T) {
 func TestUnrunnable(t *testing.T) {
 	slot := &goalstate.Slot{Containerd: goalstate.Containerd{Binary: `/opt/"containerd"`, ConfigVersion: 3}}
 	want := `containerd.binary: /opt/"containerd": systemd runs no program with a quote or a backslash in its path: rename it`
-	if _, err := Containerd(slot, nil, facts.Machine{}); err == nil || err.Error() != want {
+	if _, err := Containerd(slot, nil, facts.Host{}, facts.Machine{}); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
