@@ -64,7 +64,7 @@ func makers(root *file.Root) [][]string {
 func missingNodes(root *file.Root) []string {
 	wanted := []string{control, unified}
 	for _, minor := range minors(root) {
-		wanted = append(wanted, gpu+minor)
+		wanted = append(wanted, device+minor)
 	}
 	return slices.DeleteFunc(wanted, func(node string) bool { return exists(root, node) })
 }
@@ -85,7 +85,7 @@ func minors(root *file.Root) []string {
 	}
 	nodes, _ := root.ReadDir("/dev")
 	for _, n := range nodes {
-		if minor, ok := strings.CutPrefix(path.Join("/dev", n.Name()), gpu); ok && minor[0] >= '0' && minor[0] <= '9' {
+		if minor, ok := strings.CutPrefix(path.Join("/dev", n.Name()), device); ok && minor[0] >= '0' && minor[0] <= '9' {
 			return []string{minor}
 		}
 	}

@@ -24,13 +24,13 @@ const (
 // Nodes are the device nodes of the driver, as patterns of path.Match. A host has those of the modules that it has loaded: headless
 // drivers come without nvidia-modeset, the last three need NVSwitches, MIG and IMEX.
 var Nodes = []string{
-	control, gpu + "[0-9]*", unified, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-nvswitch*",
+	control, device + "[0-9]*", unified, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-nvswitch*",
 	"/dev/nvidia-nvlink", "/dev/nvidia-caps/*", "/dev/nvidia-caps-imex-channels/*",
 }
 
 const (
 	control = "/dev/nvidiactl"
-	gpu     = "/dev/nvidia" // and a number
+	device  = "/dev/nvidia" // of a GPU, with its number behind it
 	unified = "/dev/nvidia-uvm"
 )
 
