@@ -7,7 +7,8 @@ cd "$(dirname "$0")"
 build() {
     # Static and reproducible: the same source gives the same bytes wherever it is built.
     export CGO_ENABLED=0
-    go build -trimpath -ldflags=-s\ -w -o bin/berth ./generator
+    go build -trimpath -ldflags=-s\ -w -o bin/berth-generator ./generator
+    go build -trimpath -ldflags=-s\ -w -o bin/berth ./generator/berth
     go build -trimpath -ldflags=-s\ -w -o bin/ ./helpers/...
 }
 
@@ -24,8 +25,7 @@ install)
     build
     into 0755 /usr/bin bin/berth
     into 0755 /usr/lib/berth bin/peer-guard bin/render-config bin/wait-dbus bin/nvidia-wire bin/machine-unit bin/wait-kubelet
-    install -d "${DESTDIR:-}/usr/lib/systemd/system-generators"
-    ln -sf ../../../bin/berth "${DESTDIR:-}/usr/lib/systemd/system-generators/berth-generator"
+    into 0755 /usr/lib/systemd/system-generators bin/berth-generator
     into 0644 /usr/lib/systemd/system units/*.service
     into 0644 /usr/lib/sysctl.d units/sysctl.d/*.conf
     into 0644 /usr/lib/modules-load.d units/modules-load.d/*.conf

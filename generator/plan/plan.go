@@ -119,10 +119,11 @@ func (p *planner) machine(slot string, t goalstate.Timeouts) {
 // budgets adds the drop-ins of those steps whose time the goal state sets, and of the step that is given a credential.
 func (p *planner) budgets(s *goalstate.Slot) error {
 	for step, budget := range map[string]time.Duration{
-		"node-wait-dbus":   s.Timeouts.Ready,
-		"node-nvidia-wire": s.Timeouts.AfterStart,
-		"node-containerd":  s.Timeouts.Ready,
-		"node-kubelet":     s.Timeouts.Ready,
+		"node-render-nspawn": max(renderBudget, s.Timeouts.AfterStart), // may initialise GPUs
+		"node-wait-dbus":     s.Timeouts.Ready,
+		"node-nvidia-wire":   s.Timeouts.AfterStart,
+		"node-containerd":    s.Timeouts.Ready,
+		"node-kubelet":       s.Timeouts.Ready,
 	} {
 		p.add(step+"@"+s.Name+".service.d/"+dropIn, "budget.conf", map[string]string{
 			"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
@@ -141,7 +142,7 @@ func (p *planner) budgets(s *goalstate.Slot) error {
 // total bounds node@ itself, which runs while all steps of its chain run one after the other.
 func total(t goalstate.Timeouts) time.Duration {
 	const steps = 8 // guard, render, machine, wait-dbus, nvidia-wire, containerd, kubelet, wait-kubelet
-	return guardBudget + renderBudget + 5*t.Ready + t.AfterStart + t.Settle + steps*grace
+	return guardBudget + max(renderBudget, t.AfterStart) + 5*t.Ready + t.AfterStart + t.Settle + steps*grace
 }
 
 // order adds the ordering of the slot's guard after those of its peers that come first by name.

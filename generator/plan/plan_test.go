@@ -105,6 +105,7 @@ func TestStale(t *testing.T) {
 			UnitDir + "/node-kubelet@a.service.d/50-berth.conf",
 			UnitDir + "/node-nvidia-wire@a.service.d/50-berth.conf",
 			UnitDir + "/node-render-kubelet@a.service.d/50-berth.conf",
+			UnitDir + "/node-render-nspawn@a.service.d/50-berth.conf",
 			UnitDir + "/node-wait-dbus@a.service.d/50-berth.conf",
 			unitA,
 			dropInA,

@@ -196,14 +196,14 @@ func TestBudgets(t *testing.T) {
 		}
 		return duration(t, helper), duration(t, opts.one(t, "TimeoutStartSec"))
 	}
-	for _, step := range []string{"node-wait-dbus", "node-nvidia-wire", "node-containerd", "node-kubelet"} {
+	for _, step := range []string{"node-render-nspawn", "node-wait-dbus", "node-nvidia-wire", "node-containerd", "node-kubelet"} {
 		helper, unit := budget(units[step+"@.service"])
 		wantHelper, wantUnit := budget(made[step+"@a.service.d/"+dropIn])
 		if helper != wantHelper || unit != wantUnit {
 			t.Errorf("%s@.service: %s and %s, the goal state's defaults: %s and %s", step, helper, unit, wantHelper, wantUnit)
 		}
 	}
-	for step, want := range map[string]time.Duration{"node-peer-guard": guardBudget, "node-render-nspawn": renderBudget,
+	for step, want := range map[string]time.Duration{"node-peer-guard": guardBudget,
 		"node-render-containerd": renderBudget, "node-render-kubelet": renderBudget} {
 		if got := duration(t, units[step+"@.service"].one(t, "TimeoutStartSec")); got != want.String() {
 			t.Errorf("%s@.service: TimeoutStartSec=%s, want %s", step, got, want)

@@ -249,3 +249,39 @@ func TestToken(t *testing.T) {
 		t.Errorf("a missing file: %v", err)
 	}
 }
+
+// TestDiscoverGPUs looks at nodes that belong to the slot only for a reason: those of graphics cards, if one of a GPU is there.
+func TestDiscoverGPUs(t *testing.T) {
+	const control, gpu0, uvm = "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"
+	const amd, card, render = "/dev/kfd", "/dev/dri/card0", "/dev/dri/renderD128"
+	sys := map[string]string{"sys/module/amdgpu/version": "6.7.0\n", "sys/class/drm/": ""}
+	for _, c := range []struct {
+		nodes   []string
+		mode    goalstate.Mode
+		devices []string
+		sys     []string
+		gpu     bool
+		why     string
+	}{
+		{[]string{card, render}, goalstate.Auto, nil, nil, false, "a card that is neither NVIDIA's nor AMD's for computing"},
+		{[]string{control, gpu0, uvm, card, render}, goalstate.Auto, []string{card, render, uvm, gpu0, control}, nil, true, "NVIDIA"},
+		{[]string{control, gpu0, card, render}, goalstate.Off, nil, nil, false, "NVIDIA that is not wanted"},
+		{nil, goalstate.Required, nil, nil, true, "NVIDIA that is wanted and not there yet"},
+		{[]string{amd, card, render}, goalstate.Off, []string{card, render, amd}, []string{"/sys/class/drm", "/sys/module/amdgpu"}, false, "AMD, whatever NVIDIA's mode is"},
+	} {
+		root := tree(t, sys)
+		for _, node := range c.nodes {
+			name := filepath.Join(root.Name(), node)
+			must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+			if err := unix.Mknod(name, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err == unix.EPERM {
+				t.Skip("making device nodes needs CAP_MKNOD")
+			} else {
+				must(t, err)
+			}
+		}
+		got := DiscoverHost(root, &goalstate.Slot{NVIDIA: goalstate.NVIDIA{Mode: c.mode}})
+		if diff := cmp.Diff(Host{Devices: c.devices, SysPaths: c.sys, GPU: c.gpu}, got); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", c.why, diff)
+		}
+	}
+}

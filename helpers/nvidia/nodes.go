@@ -64,26 +64,32 @@ func makers(root *file.Root) [][]string {
 func missingNodes(root *file.Root) []string {
 	wanted := []string{control, unified}
 	for _, minor := range minors(root) {
-		wanted = append(wanted, "/dev/nvidia"+minor)
+		wanted = append(wanted, device+minor)
 	}
 	return slices.DeleteFunc(wanted, func(node string) bool { return exists(root, node) })
 }
 
-// minors are the minor numbers of the GPUs that the driver has found; where it does not say, that of the first.
+// minors are the minor numbers of the GPUs that the driver has found; where it does not say, of one that is there, else of the first.
 func minors(root *file.Root) []string {
 	var found []string
 	gpus, _ := root.ReadDir("/proc/driver/nvidia/gpus")
-	for _, gpu := range gpus {
-		for line := range strings.Lines(read(root, path.Join("/proc/driver/nvidia/gpus", gpu.Name(), "information"))) {
+	for _, g := range gpus {
+		for line := range strings.Lines(read(root, path.Join("/proc/driver/nvidia/gpus", g.Name(), "information"))) {
 			if minor, ok := strings.CutPrefix(line, "Device Minor:"); ok {
 				found = append(found, strings.TrimSpace(minor))
 			}
 		}
 	}
-	if found == nil {
-		return []string{"0"}
+	if found != nil {
+		return found
 	}
-	return found
+	nodes, _ := root.ReadDir("/dev")
+	for _, n := range nodes {
+		if minor, ok := strings.CutPrefix(path.Join("/dev", n.Name()), device); ok && minor[0] >= '0' && minor[0] <= '9' {
+			return []string{minor}
+		}
+	}
+	return []string{"0"}
 }
 
 func difference(all, without []string) []string {

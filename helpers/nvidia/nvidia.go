@@ -24,12 +24,13 @@ const (
 // Nodes are the device nodes of the driver, as patterns of path.Match. A host has those of the modules that it has loaded: headless
 // drivers come without nvidia-modeset, the last three need NVSwitches, MIG and IMEX.
 var Nodes = []string{
-	control, "/dev/nvidia[0-9]*", unified, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-nvswitch*",
+	control, device + "[0-9]*", unified, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-nvswitch*",
 	"/dev/nvidia-nvlink", "/dev/nvidia-caps/*", "/dev/nvidia-caps-imex-channels/*",
 }
 
 const (
 	control = "/dev/nvidiactl"
+	device  = "/dev/nvidia" // of a GPU, with its number behind it
 	unified = "/dev/nvidia-uvm"
 )
 

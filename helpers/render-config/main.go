@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"runtime"
 	"time"
 
 	"berth/generator/file"
@@ -17,6 +18,7 @@ import (
 	"berth/generator/plan"
 	"berth/helpers/facts"
 	"berth/helpers/machine"
+	"berth/helpers/nvidia"
 	"berth/helpers/render"
 	"berth/helpers/step"
 )
@@ -30,7 +32,7 @@ func main() {
   kubelet     kubelet's configuration, credentials and unit, in the machine's root file system
 Files whose content is right already are left alone.`,
 		Args:   []string{"PART", "SLOT"},
-		Budget: 25 * time.Second,
+		Budget: 25 * time.Second, // the unit of the first part sets another one
 		Run:    run,
 	}))
 }
@@ -45,7 +47,7 @@ func run(ctx context.Context, s *step.Step) error {
 		return nspawn(ctx, s, goal, slot)
 	case "containerd":
 		return inMachine(s, slot, func(root *file.Root) (render.Output, error) {
-			return render.Containerd(slot, goal.Sources, facts.DiscoverMachine(root, slot))
+			return render.Containerd(slot, goal.Sources, facts.DiscoverHost(s.Root, slot), facts.DiscoverMachine(root, slot))
 		})
 	case "kubelet":
 		return inMachine(s, slot, func(root *file.Root) (render.Output, error) {
@@ -63,7 +65,13 @@ func run(ctx context.Context, s *step.Step) error {
 
 // nspawn writes the machine's settings, and makes sure that systemd knows the slot's units as they are now.
 func nspawn(ctx context.Context, s *step.Step, goal *goalstate.GoalState, slot *goalstate.Slot) error {
-	out, err := render.NSpawn(slot, goal.Sources, facts.DiscoverHost(s.Root, slot))
+	driver, err := gpus(ctx, s, slot.NVIDIA.Mode)
+	if err != nil {
+		return err
+	}
+	host := facts.DiscoverHost(s.Root, slot)
+	host.NVIDIA = driver
+	out, err := render.NSpawn(slot, goal.Sources, host)
 	changed, err := write(s, s.Root, out, err)
 	if err != nil {
 		return err
@@ -89,15 +97,37 @@ func nspawn(ctx context.Context, s *step.Step, goal *goalstate.GoalState, slot *
 		return nil
 	}
 	s.Notice("reloading systemd, which does not know the slot's units as they are now: %s", stale[0])
-	host, err := machine.Host(ctx, s.Root)
+	systemd, err := machine.Host(ctx, s.Root)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
-	if err := host.Reload(ctx); err != nil {
+	defer systemd.Close()
+	if err := systemd.Reload(ctx); err != nil {
 		return fmt.Errorf("systemctl daemon-reload: %w", err)
 	}
 	return nil
+}
+
+// gpus has the device nodes of the host's NVIDIA GPUs made, and finds their driver; nil: there is none, or it is not wanted.
+func gpus(ctx context.Context, s *step.Step, mode goalstate.Mode) (*nvidia.Driver, error) {
+	if mode == goalstate.Off || mode == goalstate.Auto && !nvidia.Expected(s.Root) {
+		return nil, nil
+	}
+	s.Status("making the device nodes of the NVIDIA GPUs")
+	done, err := nvidia.MakeNodes(ctx, s.Root)
+	for _, line := range done {
+		s.Info("%s", line)
+	}
+	switch {
+	case err != nil && mode == goalstate.Required:
+		return nil, fmt.Errorf("nvidia.mode is required: %w", err)
+	case err != nil:
+		s.Warn("nvidia: %v", err)
+	}
+	if !nvidia.Present(s.Root) {
+		return nil, nil
+	}
+	return nvidia.Discover(ctx, s.Root, runtime.GOARCH)
 }
 
 // inMachine renders a part that goes into the root file system of the slot's machine.

@@ -1,6 +1,8 @@
 package render
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -9,12 +11,15 @@ import (
 	"berth/generator/goalstate"
 	"berth/generator/unit"
 	"berth/helpers/facts"
+	"berth/helpers/nvidia"
 )
 
 // Paths inside the machine.
 const (
 	containerdConfig = "/etc/containerd/config.toml"
 	registries       = "/etc/containerd/certs.d"
+	// noRefresh keeps a service of the container toolkit (1.18 and later) from writing the same CDI specification.
+	noRefresh = units + "/nvidia-cdi-refresh.service.d/50-berth.conf"
 )
 
 // defaultPath is where systemd looks for programs, and what services get as PATH (systemd.exec(5), version 252; newer
@@ -48,13 +53,18 @@ var layouts = map[int]layout{
 
 // Containerd renders, with paths relative to the machine's root, containerd's configuration, its registries and unit, and
 // the target that the node's services are enabled in.
-func Containerd(slot *goalstate.Slot, sources []string, m facts.Machine) (Output, error) {
+func Containerd(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machine) (Output, error) {
 	r := &renderer{slot: slot, sources: sources}
 	c := slot.Containerd
 	r.binary("containerd.binary", c.Binary, m.Containerd, m)
 	r.binary("containerd.runc", c.Runc, m.Runc, m)
 	if version, ok := r.configVersion(m); ok {
-		r.addConfig(version)
+		r.addConfig(version, h, m)
+	}
+	if h.GPU {
+		r.add(noRefresh, "no-cdi-refresh.conf", map[string]string{"PATH": "/" + noRefresh})
+	} else {
+		r.out.Remove = append(r.out.Remove, noRefresh)
 	}
 	for _, host := range slices.Sorted(maps.Keys(c.Registry)) {
 		add := r.add
@@ -101,8 +111,8 @@ func (r *renderer) configVersion(m facts.Machine) (version int, ok bool) {
 }
 
 // addConfig adds containerd's configuration, as a secret if it holds credentials of registries.
-func (r *renderer) addConfig(version int) {
-	config := r.containerdConfig(version)
+func (r *renderer) addConfig(version int, h facts.Host, m facts.Machine) {
+	config := r.containerdConfig(version, h, m)
 	add := r.add
 	if at(config, "plugins", layouts[version].images, "registry", "auths") != nil {
 		add = r.secret
@@ -111,7 +121,7 @@ func (r *renderer) addConfig(version int) {
 }
 
 // containerdConfig is berth's defaults with the user's tables over them.
-func (r *renderer) containerdConfig(version int) map[string]any {
+func (r *renderer) containerdConfig(version int, h facts.Host, m facts.Machine) map[string]any {
 	c, l := r.slot.Containerd, layouts[version]
 	cni := map[string]any{"conf_dir": "/etc/cni/net.d"}
 	if version == 2 {
@@ -122,16 +132,15 @@ func (r *renderer) containerdConfig(version int) map[string]any {
 	runtime := map[string]any{
 		// Unknown to 1.6 and older, which ignore it.
 		"enable_cdi":    true,
-		"cdi_spec_dirs": []string{"/etc/cdi", "/run/cdi"},
+		"cdi_spec_dirs": []any{"/etc/cdi", nvidia.CDIDir},
 		"cni":           cni,
 		"containerd": map[string]any{
 			"default_runtime_name": "runc",
-			"runtimes": map[string]any{"runc": map[string]any{
-				"runtime_type": "io.containerd.runc.v2",
-				// A session keyring per container would count against one quota of the host's kernel.
-				"options": map[string]any{"BinaryName": c.Runc, "SystemdCgroup": true, "NoNewKeyring": true},
-			}},
+			"runtimes":             map[string]any{"runc": ociRuntime(c.Runc)},
 		},
+	}
+	if h.GPU {
+		r.addNVIDIA(at(runtime, "containerd"), m)
 	}
 	registry := map[string]any{"config_path": registries}
 	plugins := map[string]any{l.runtime: runtime}
@@ -149,7 +158,49 @@ func (r *renderer) containerdConfig(version int) map[string]any {
 	}
 	r.checkPlugins(version)
 	merge(config, c.Config)
+	if h.GPU {
+		r.keepCDI(at(config, "plugins", l.runtime), l)
+	}
+	if _, set := c.Config["imports"]; set && version == 2 {
+		r.warnf("containerd.config.imports: containerd 1.x replaces whole tables by those of an imported file: one with a runtime " +
+			"in it takes away all others: put its tables into containerd.config instead")
+	}
 	return config
+}
+
+// ociRuntime is the table of a runtime that is called as runc is.
+func ociRuntime(binary string) map[string]any {
+	return map[string]any{
+		"runtime_type": "io.containerd.runc.v2",
+		// A session keyring per container would count against one quota of the host's kernel.
+		"options": map[string]any{"BinaryName": binary, "SystemdCgroup": true, "NoNewKeyring": true},
+	}
+}
+
+// addNVIDIA adds the runtime class of the host's GPUs. nvidia-container-runtime calls runc, and understands the environment
+// variables by which some pods ask for a GPU; without it, runc itself will do for all that ask by CDI.
+func (r *renderer) addNVIDIA(containerd map[string]any, m facts.Machine) {
+	n := r.slot.NVIDIA
+	runtime := ociRuntime(cmp.Or(m.NVIDIARuntime, r.slot.Containerd.Runc))
+	containerd["runtimes"].(map[string]any)[n.RuntimeClass] = runtime
+	if n.DefaultRuntime {
+		containerd["default_runtime_name"] = n.RuntimeClass
+	}
+}
+
+// keepCDI makes sure that containerd looks for the GPUs' CDI specification where nvidia-wire puts it, whatever
+// containerd.config says.
+func (r *renderer) keepCDI(runtime map[string]any, l layout) {
+	key := fmt.Sprintf("containerd.config.plugins.%q", l.runtime)
+	if runtime["enable_cdi"] != true {
+		r.errorf("%s.enable_cdi: the slot's GPUs need CDI: leave it true, or set nvidia.mode to off", key)
+	}
+	dirs, ok := runtime["cdi_spec_dirs"].([]any)
+	if !ok {
+		r.errorf("%s.cdi_spec_dirs: want a list of folders", key)
+	} else if !slices.Contains(dirs, any(nvidia.CDIDir)) {
+		runtime["cdi_spec_dirs"] = append(slices.Clone(dirs), nvidia.CDIDir)
+	}
 }
 
 // checkPlugins refuses settings in the goal state that this version of containerd would ignore without a word.

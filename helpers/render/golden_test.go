@@ -93,7 +93,7 @@ func renderCase(t *testing.T, dir string) map[string]string {
 	}
 	out, err := NSpawn(slot, goal.Sources, in.Host)
 	collect("host", out, err)
-	out, err = Containerd(slot, goal.Sources, in.Machine)
+	out, err = Containerd(slot, goal.Sources, in.Host, in.Machine)
 	collect("machine", out, err)
 	out, err = Kubelet(slot, goal.Sources, in.Host, in.Machine, in.Secrets)
 	collect("machine", out, err)

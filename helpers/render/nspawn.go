@@ -66,6 +66,14 @@ func (r *renderer) binds(h facts.Host) []bind {
 	if loopbackOnly(h.Nameservers) && h.Uplink {
 		binds = append(binds, bind{"BindReadOnly", "/run/systemd/resolve", resolveDir})
 	}
+	for _, p := range h.SysPaths {
+		binds = append(binds, bind{"BindReadOnly", p, p})
+	}
+	if h.NVIDIA != nil {
+		for _, b := range h.NVIDIA.Binds() {
+			binds = append(binds, bind{"BindReadOnly", b.Source, b.Target})
+		}
+	}
 	for _, m := range r.slot.Machine.Mounts {
 		if slices.Contains(h.MissingMounts, m.Source) {
 			r.errorf("machine.mounts: source %q does not exist on this host: make it, or take the mount out", m.Source)

@@ -1,6 +1,8 @@
 package render
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"berth/generator/device"
 	"berth/generator/goalstate"
 	"berth/helpers/facts"
+	"berth/helpers/nvidia"
 )
 
 // TestDevicesAllowed proves the rule that every device that is bound is allowed: a device without its DeviceAllow= gives
@@ -92,7 +95,7 @@ func TestMirrorOrder(t *testing.T) {
 func TestInputsStay(t *testing.T) {
 	full := func() *goalstate.Slot { return load(t, filepath.Join(cases, "full")).Slots["a"] }
 	slot := full()
-	_, _ = Containerd(slot, nil, facts.Machine{})
+	_, _ = Containerd(slot, nil, facts.Host{GPU: true}, facts.Machine{})
 	_, _ = Kubelet(slot, nil, facts.Host{}, facts.Machine{}, Secrets{})
 	if diff := cmp.Diff(full(), slot); diff != "" {
 		t.Error(diff)
@@ -153,7 +156,7 @@ func TestNodeName(t *testing.T) {
 func TestUnrunnable(t *testing.T) {
 	slot := &goalstate.Slot{Containerd: goalstate.Containerd{Binary: `/opt/"containerd"`, ConfigVersion: 3}}
 	want := `containerd.binary: /opt/"containerd": systemd runs no program with a quote or a backslash in its path: rename it`
-	if _, err := Containerd(slot, nil, facts.Machine{}); err == nil || err.Error() != want {
+	if _, err := Containerd(slot, nil, facts.Host{}, facts.Machine{}); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
@@ -233,4 +236,39 @@ func certificate(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// TestKeepCDI refuses settings with which containerd would not find the GPUs.
+func TestKeepCDI(t *testing.T) {
+	slot := func(runtime map[string]any) *goalstate.Slot {
+		return &goalstate.Slot{
+			NVIDIA: goalstate.NVIDIA{Mode: goalstate.Auto, RuntimeClass: "nvidia"},
+			Containerd: goalstate.Containerd{ConfigVersion: 3, Config: map[string]any{
+				"plugins": map[string]any{criV2Runtime: runtime},
+			}},
+		}
+	}
+	const key = `containerd.config.plugins."io.containerd.cri.v1.runtime".`
+	for _, c := range []struct {
+		runtime map[string]any
+		gpu     bool
+		want    string // error
+		why     string
+	}{
+		{map[string]any{"enable_cdi": false}, true, key + "enable_cdi: the slot's GPUs need CDI: leave it true, or set nvidia.mode to off", "no CDI"},
+		{map[string]any{"enable_cdi": false}, false, "", "no CDI, and no GPU"},
+		{map[string]any{"cdi_spec_dirs": "/run/cdi"}, true, key + "cdi_spec_dirs: want a list of folders", "no list"},
+		{map[string]any{"cdi_spec_dirs": []any{}}, true, "", "a list without the folder gets it"},
+	} {
+		r := &renderer{slot: slot(c.runtime)}
+		config := r.containerdConfig(3, facts.Host{GPU: c.gpu}, facts.Machine{})
+		if got := fmt.Sprint(errors.Join(r.errs...)); got != c.want && (c.want != "" || r.errs != nil) {
+			t.Errorf("%s: %s; want %q", c.why, got, c.want)
+		}
+		if c.want == "" && c.gpu {
+			if diff := cmp.Diff([]any{nvidia.CDIDir}, at(config, "plugins", criV2Runtime)["cdi_spec_dirs"]); diff != "" {
+				t.Errorf("%s: -want +got:\n%s", c.why, diff)
+			}
+		}
+	}
 }
