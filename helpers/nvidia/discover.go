@@ -46,7 +46,7 @@ func Expected(root *file.Root) bool {
 }
 
 // Present tells whether the driver's control node is there.
-func Present(root *file.Root) bool { return exists(root, control) }
+func Present(root *file.Root) bool { return exists(root, Control) }
 
 // Discover finds the driver of the host whose root folder is root, for a machine of architecture arch, in the words of GOARCH.
 // That something is missing is no error: see Missing.

@@ -62,7 +62,7 @@ func makers(root *file.Root) [][]string {
 
 // missingNodes are the nodes that a driver has in any case, as far as they are not there.
 func missingNodes(root *file.Root) []string {
-	wanted := []string{control, unified}
+	wanted := []string{Control, Unified}
 	for _, minor := range minors(root) {
 		wanted = append(wanted, device+minor)
 	}

@@ -24,15 +24,17 @@ const (
 // Nodes are the device nodes of the driver, as patterns of path.Match. A host has those of the modules that it has loaded: headless
 // drivers come without nvidia-modeset, the last three need NVSwitches, MIG and IMEX.
 var Nodes = []string{
-	control, device + "[0-9]*", unified, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-nvswitch*",
+	Control, device + "[0-9]*", Unified, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-nvswitch*",
 	"/dev/nvidia-nvlink", "/dev/nvidia-caps/*", "/dev/nvidia-caps-imex-channels/*",
 }
 
+// Nodes without which no program can use a GPU.
 const (
-	control = "/dev/nvidiactl"
-	device  = "/dev/nvidia" // of a GPU, with its number behind it
-	unified = "/dev/nvidia-uvm"
+	Control = "/dev/nvidiactl"  // of the driver
+	Unified = "/dev/nvidia-uvm" // of unified virtual memory
 )
+
+const device = "/dev/nvidia" // of a GPU, with its number behind it
 
 // Driver is the host's driver as far as a machine needs it.
 type Driver struct {
