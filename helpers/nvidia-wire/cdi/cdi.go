@@ -94,7 +94,7 @@ func (c *checker) parse(s Spec) *specs.Spec {
 		err = validate(s.Content)
 	}
 	if err != nil {
-		c.errorf("containerd would refuse it: %v", err)
+		c.errorf("containerd would refuse it: %s", strings.Join(strings.Fields(err.Error()), " ")) // YAML's has lines
 	}
 	return spec
 }
@@ -176,7 +176,7 @@ func unusedGPUs(root *file.Root, spec *specs.Spec) []string {
 	entries, _ := root.ReadDir("dev")
 	for _, e := range entries {
 		node := "/dev/" + e.Name()
-		if gpu.MatchString(e.Name()) && !has(&spec.ContainerEdits, node) &&
+		if gpuNode.MatchString(e.Name()) && !has(&spec.ContainerEdits, node) &&
 			!slices.ContainsFunc(spec.Devices, func(d specs.Device) bool { return has(&d.ContainerEdits, node) }) {
 			unused = append(unused, node)
 		}
@@ -184,4 +184,4 @@ func unusedGPUs(root *file.Root, spec *specs.Spec) []string {
 	return unused
 }
 
-var gpu = regexp.MustCompile(`^nvidia[0-9]+$`)
+var gpuNode = regexp.MustCompile(`^nvidia[0-9]+$`)
