@@ -198,15 +198,9 @@ func (r *Root) Read(name string, limit int64) ([]byte, error) {
 
 // ReadDir returns the entries of the folder that name leads to, sorted by name.
 func (r *Root) ReadDir(name string) ([]fs.DirEntry, error) {
-	h, err := r.Handle(name)
+	d, err := r.reopenDir(name)
 	if err != nil {
 		return nil, err
-	}
-	defer h.Close()
-	// Opening "self/." of what is no folder fails before it could have an effect on a device.
-	d, err := os.Open(procPath(h) + "/.")
-	if err != nil {
-		return nil, r.wrap(name, errors.Unwrap(err))
 	}
 	defer d.Close()
 	entries, err := d.ReadDir(-1)
@@ -218,6 +212,51 @@ func (r *Root) ReadDir(name string) ([]fs.DirEntry, error) {
 		entries[i] = entry{e, r, path.Join(name, e.Name())}
 	}
 	return entries, nil
+}
+
+// Links returns the symbolic links in the folder that name leads to: their targets, as they stand there, by their names. It
+// is much faster than Readlink for each of ReadDir's entries.
+func (r *Root) Links(name string) (map[string]string, error) {
+	d, err := r.reopenDir(name)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	entries, err := d.ReadDir(-1)
+	if err != nil {
+		return nil, r.wrap(name, err)
+	}
+	links := map[string]string{}
+	b := make([]byte, unix.PathMax)
+	for _, e := range entries {
+		if e.Type() != fs.ModeSymlink {
+			continue
+		}
+		n, err := unix.Readlinkat(int(d.Fd()), e.Name(), b)
+		if err == unix.ENOENT || err == unix.EINVAL { // it has just gone, or is no link any more
+			continue
+		}
+		if err != nil {
+			return nil, r.wrap(path.Join(name, e.Name()), err)
+		}
+		links[e.Name()] = string(b[:n])
+	}
+	return links, nil
+}
+
+// reopenDir opens the folder that name leads to for reading.
+func (r *Root) reopenDir(name string) (*os.File, error) {
+	h, err := r.Handle(name)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	// Opening "self/." of what is no folder fails before it could have an effect on a device.
+	d, err := os.Open(procPath(h) + "/.")
+	if err != nil {
+		return nil, r.wrap(name, errors.Unwrap(err))
+	}
+	return d, nil
 }
 
 // entry replaces os's Info, which would go by the path of a handle that is closed by then.

@@ -414,6 +414,20 @@ func TestLook(t *testing.T) {
 	if _, err := r.Readlink("etc/plain"); !errors.Is(err, ErrRefused) {
 		t.Errorf("Readlink of a file: %v", err)
 	}
+	links, err := r.Links("abs-dir/../full") // not clean
+	if err == nil {
+		t.Errorf("Links: %v", links)
+	}
+	links, err = r.Links("etc")
+	must(t, err)
+	for name, target := range links {
+		if want, err := os.Readlink(filepath.Join(r.Name(), "etc", name)); err != nil || target != want {
+			t.Errorf("Links: %s -> %q, want %q (%v)", name, target, want, err)
+		}
+	}
+	if links["abs-out"] == "" || links["plain"] != "" {
+		t.Errorf("Links: %v", links)
+	}
 	entries, err := r.ReadDir("abs-dir/../full") // not clean
 	if err == nil {
 		t.Errorf("ReadDir: %v", entries)
@@ -428,6 +442,9 @@ func TestLook(t *testing.T) {
 	for _, p := range []string{"etc/fifo", "etc/null", "etc/plain"} {
 		if _, err := r.ReadDir(p); !errors.Is(err, unix.ENOTDIR) {
 			t.Errorf("ReadDir(%s): %v", p, err)
+		}
+		if _, err := r.Links(p); !errors.Is(err, unix.ENOTDIR) {
+			t.Errorf("Links(%s): %v", p, err)
 		}
 	}
 

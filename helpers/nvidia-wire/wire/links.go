@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -83,17 +84,13 @@ func ownLinks(root *file.Root, folders []string) ([]string, error) {
 			continue
 		}
 		seen = append(seen, info)
-		entries, err := root.ReadDir(folder)
+		links, err := root.Links(folder)
 		if err != nil {
 			return nil, err
 		}
-		for _, e := range entries {
-			if e.Type() != fs.ModeSymlink {
-				continue
-			}
-			p := path.Join(folder, e.Name())
-			if target, err := root.Readlink(p); err == nil && isOwn(target) { // no error: it has just gone
-				found = append(found, p)
+		for _, name := range slices.Sorted(maps.Keys(links)) {
+			if isOwn(links[name]) {
+				found = append(found, path.Join(folder, name))
 			}
 		}
 	}
