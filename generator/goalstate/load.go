@@ -24,8 +24,8 @@ var searchPath = []string{"etc/berth", "run/berth", "usr/lib/berth"}
 const (
 	mainFile = "goal.toml"
 	dropIns  = "goal.toml.d"
-	// maxSize bounds what the generator reads: a thousand slots with a dozen keys each are a fifth of it.
-	maxSize = 1 << 20
+	// MaxSize bounds one file, in bytes: a thousand slots with a dozen keys each are a fifth of it.
+	MaxSize = 1 << 20
 )
 
 // Source is one file of a goal state.
@@ -43,6 +43,12 @@ type Source struct {
 func Load(root *file.Root) (*GoalState, error) {
 	files, errs := find(root)
 	return parse(files, errs)
+}
+
+// Files returns the files that Load merges, in that order, as far as they can be read.
+func Files(root *file.Root) []Source {
+	files, _ := find(root)
+	return files
 }
 
 // find returns the files that make up the goal state, in the order in which they are merged.
@@ -127,12 +133,12 @@ func readSource(root *file.Root, name string) (data []byte, hidden bool, e *Erro
 		return nil, false, &Error{File: "/" + name, Problem: refused.Is, Cure: refused.Want}
 	case err == nil:
 		defer f.Close()
-		data, err = io.ReadAll(io.LimitReader(f, maxSize+1))
+		data, err = io.ReadAll(io.LimitReader(f, MaxSize+1))
 	}
 	if err != nil {
 		return nil, false, unreadable(name, err)
 	}
-	if len(data) > maxSize {
+	if len(data) > MaxSize {
 		return nil, false, &Error{File: "/" + name, Problem: "is larger than 1 MiB", Cure: "want a goal state"}
 	}
 	return data, len(bytes.TrimPrefix(data, bom)) == 0, nil
