@@ -306,7 +306,7 @@ func TestLoadHostile(t *testing.T) {
 		}, "is a socket: want a regular file"},
 		{"device", func(p string) error { return unix.Mknod(p, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) },
 			"is a device: want a regular file"},
-		{"too large", func(p string) error { return os.WriteFile(p, bytes.Repeat([]byte("#"), MaxSize+1), 0o644) },
+		{"too large", func(p string) error { return os.WriteFile(p, bytes.Repeat([]byte("#"), maxSize+1), 0o644) },
 			"is larger than 1 MiB: want a goal state"},
 		{"endless", func(p string) error { return os.Truncate(must(os.Create(p)).Name(), 1<<40) },
 			"is larger than 1 MiB: want a goal state"},
@@ -474,15 +474,15 @@ func FuzzParse(f *testing.F) {
 func BenchmarkHostile(b *testing.B) {
 	var keys strings.Builder
 	keys.WriteString(minimal + "[kubelet.config]\n")
-	for i := 0; keys.Len() < MaxSize-16; i++ {
+	for i := 0; keys.Len() < maxSize-16; i++ {
 		fmt.Fprintf(&keys, "maxPads%d=1\n", i)
 	}
 	for _, tc := range []struct{ name, data string }{
 		{"keys", keys.String()},
-		{"brackets", "x=" + strings.Repeat("[", MaxSize-2)},
-		{"dots", strings.Repeat("a.", MaxSize/2-1) + "a=1"},
-		{"tables", strings.Repeat("[[slot.a]]\n", MaxSize/11)},
-		{"line", "x=[" + strings.Repeat("\"\\u0001\",", MaxSize/9-1) + "]"},
+		{"brackets", "x=" + strings.Repeat("[", maxSize-2)},
+		{"dots", strings.Repeat("a.", maxSize/2-1) + "a=1"},
+		{"tables", strings.Repeat("[[slot.a]]\n", maxSize/11)},
+		{"line", "x=[" + strings.Repeat("\"\\u0001\",", maxSize/9-1) + "]"},
 	} {
 		b.Run(tc.name, func(b *testing.B) {
 			for b.Loop() {
