@@ -209,6 +209,8 @@ func (c *collector) sysctl(s Sysctl, hiddenBy string) {
 		c.add(severity, "sysctl-override", name, fmt.Sprintf("will be %s after the next boot, not %s", s.Set.Value, s.Want), cure)
 	case s.Set == nil && !s.Known:
 		c.add(severity, "sysctl-override", name, fmt.Sprintf("nothing sets it to %s at boot", s.Want), cure)
+	case !s.Known:
+		c.ok("sysctl-override", name, s.Want)
 	default:
 		c.ok("sysctl-value", name, s.Want)
 	}
