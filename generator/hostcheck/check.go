@@ -114,8 +114,11 @@ func (c *collector) secret(s Secret) {
 		c.ok("secret-readable", s.Path, "")
 		return
 	}
-	c.add(Error, "secret-readable", s.Path, fmt.Sprintf("holds %s, and %s (mode %04o)", s.What, who, s.Mode.Perm()),
-		"chown root:root "+s.Path+"; chmod 0600 "+s.Path)
+	cure := "chmod 0600 " + s.Path
+	if s.Foreign {
+		cure = "chown root:root " + s.Path + "; " + cure
+	}
+	c.add(Error, "secret-readable", s.Path, fmt.Sprintf("holds %s, and %s (mode %04o)", s.What, who, s.Mode.Perm()), cure)
 }
 
 func (c *collector) systemd(f Facts) {
@@ -195,13 +198,17 @@ func (c *collector) sysctl(s Sysctl, hiddenBy string) {
 	if !strings.HasPrefix(s.Key, "net/") {
 		severity = Error // kubelet checks these (setupKernelTunables of its pkg/kubelet/cm), and ends
 	}
-	cure := "systemctl restart systemd-sysctl"
+	var cures []string
 	switch {
 	case s.Set == nil && hiddenBy != "":
-		cure = fmt.Sprintf("remove %s, which hides /%s; %s", hiddenBy, ownSysctl, cure)
+		cures = append(cures, fmt.Sprintf("remove %s, which hides /%s", hiddenBy, ownSysctl))
 	case s.Set != nil && s.Set.Value != s.Want:
-		cure = fmt.Sprintf("remove it from %s:%d, which sets it to %q; %s", s.Set.File, s.Set.Line, s.Set.Value, cure)
+		cures = append(cures, fmt.Sprintf("remove it from %s:%d, which sets it to %q", s.Set.File, s.Set.Line, s.Set.Value))
 	}
+	if s.Known && s.Kernel != s.Want {
+		cures = append(cures, "systemctl restart systemd-sysctl")
+	}
+	cure := strings.Join(cures, "; ")
 	switch {
 	case s.Known && s.Kernel != s.Want:
 		c.add(severity, "sysctl-value", name, fmt.Sprintf("is %s, not %s", s.Kernel, s.Want), cure)
@@ -243,11 +250,16 @@ func (c *collector) installed(f Facts) {
 	for _, name := range slices.Sorted(maps.Keys(f.Loaded)) {
 		c.require(f.Loaded[name] == "loaded", "unit-unknown", name, "systemd says: "+f.Loaded[name], "systemctl daemon-reload")
 	}
-	for _, name := range f.Stale {
-		c.add(Warning, "units-stale", "/"+name, "is not what the goal state says", "systemctl daemon-reload")
-	}
-	if len(f.Loaded) > 0 && len(f.Stale) == 0 {
-		c.ok("units-stale", host, "")
+	for _, slot := range slices.Sorted(maps.Keys(f.Stale)) {
+		switch files := f.Stale[slot]; len(files) {
+		case 0:
+			c.ok("units-stale", "slot "+slot, "")
+		case 1:
+			c.add(Warning, "units-stale", "slot "+slot, "/"+files[0]+" is not what the goal state says", "systemctl daemon-reload")
+		default:
+			c.add(Warning, "units-stale", "slot "+slot, fmt.Sprintf("/%s and %d more files are not what the goal state says", files[0], len(files)-1),
+				"systemctl daemon-reload")
+		}
 	}
 }
 
@@ -332,9 +344,11 @@ func overlap(a, b string) bool {
 func (c *collector) slot(goal *goalstate.GoalState, s *goalstate.Slot, f Facts) {
 	have, subject := f.Slots[s.Name], "slot "+s.Name
 	folder := "/var/lib/machines/" + s.MachineName()
-	c.require(have.RootProblem == "", "slot-root", subject, folder+" "+have.RootProblem, "make a root file system there")
-	there := have.RootProblem == ""
-	if there {
+	if have.RootProblem != "" {
+		c.add(Error, "slot-root", subject, folder+" "+have.RootProblem, "make a root file system there")
+	}
+	if have.Root {
+		c.ok("slot-root", subject, "")
 		c.require(have.Systemd, "slot-systemd", subject, folder+"/usr/lib/systemd/systemd does not exist", "install systemd there")
 		c.require(have.Bus, "slot-dbus", subject, "neither dbus-daemon nor dbus-broker exists in "+folder, "install dbus there")
 	}
@@ -415,14 +429,10 @@ func (c *collector) rendered(goal *goalstate.GoalState, s *goalstate.Slot, f Fac
 			}
 		}
 	}
-	token := have.Token
-	if s.Kubelet.BootstrapTokenCredential != "" {
-		token = "000000.0000000000000000" // systemd hands it to the step alone
-	}
 	collect(render.NSpawn(s, goal.Sources, have.Host))
-	collect(render.Kubelet(s, goal.Sources, have.Host, have.Machine, render.Secrets{BootstrapToken: token}))
+	collect(render.Kubelet(s, goal.Sources, have.Host, have.Machine, render.Secrets{BootstrapToken: have.Token}))
 	ids := []string{"mount-source", "device", "certificate-authority", "bootstrap-token", "node-name"}
-	if have.RootProblem == "" {
+	if have.Root {
 		collect(render.Containerd(s, goal.Sources, have.Host, have.Machine))
 		ids = append(ids, "slot-kubelet", "slot-containerd", "slot-runc", "slot-config")
 	}
@@ -460,7 +470,7 @@ func (c *collector) nvidia(s *goalstate.Slot, f Facts) {
 	} else if f.Running {
 		c.ok("nvidia-mismatch", subject, driver.Version)
 	}
-	if have := f.Slots[s.Name]; have.RootProblem == "" {
+	if have := f.Slots[s.Name]; have.Root {
 		c.require(have.Machine.NVIDIAToolkit != "", "nvidia-ctk", subject, "there is a GPU, but no nvidia-ctk in "+path.Join("/var/lib/machines", s.MachineName()),
 			"install the NVIDIA Container Toolkit 1.18 or newer there, or set nvidia.mode to off")
 	}

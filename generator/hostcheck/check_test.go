@@ -60,10 +60,11 @@ func fine(t *testing.T) Facts {
 		},
 		Generator: true, Units: units,
 		Loaded:    map[string]string{"node@a.service": "loaded"},
+		Stale:     map[string][]string{"a": nil},
 		Addresses: []string{"10.0.0.5", "fd00::5"},
 		Secrets:   []Secret{{Path: "/etc/berth/bootstrap-token", What: "the bootstrap token", Mode: 0o600, Folders: []fs.FileMode{0o755, 0o755}}},
 		Slots: map[string]Slot{"a": {
-			Systemd: true, Bus: true, Token: "abcdef.0123456789abcdef\n",
+			Root: true, Systemd: true, Bus: true, Token: "abcdef.0123456789abcdef\n",
 			Host: facts.Host{Name: "host-1", CertificateAuthority: string(ca), Nameservers: []string{"10.0.0.2"}},
 		}},
 	}
@@ -84,7 +85,7 @@ func gpu(f *Facts) {
 
 // image makes it an image of the host.
 func image(f *Facts) {
-	f.Running, f.Unified, f.Controllers, f.Loaded, f.Addresses = false, false, nil, nil, nil
+	f.Running, f.Unified, f.Controllers, f.Loaded, f.Stale, f.Addresses = false, false, nil, nil, nil, nil
 	for i := range f.Sysctls {
 		f.Sysctls[i].Kernel, f.Sysctls[i].Known = "", false
 	}
@@ -157,7 +158,7 @@ func TestCheck(t *testing.T) {
 		}, want: []string{`error sysctl-value: vm.overcommit_memory: is 2, not 1: remove it from /etc/sysctl.d/99-db.conf:3, which sets it to "2"; systemctl restart systemd-sysctl`}},
 		{why: "another file will win at the next boot", change: func(f *Facts) {
 			f.Sysctls[1].Set = &Setting{Value: "0", File: "/etc/sysctl.d/99-router.conf", Line: 1}
-		}, want: []string{`warning sysctl-override: net.ipv4.ip_forward: will be 0 after the next boot, not 1: remove it from /etc/sysctl.d/99-router.conf:1, which sets it to "0"; systemctl restart systemd-sysctl`}},
+		}, want: []string{`warning sysctl-override: net.ipv4.ip_forward: will be 0 after the next boot, not 1: remove it from /etc/sysctl.d/99-router.conf:1, which sets it to "0"`}},
 		{why: "the file is hidden, and the kernel has another value", change: func(f *Facts) {
 			f.SysctlHiddenBy, f.Sysctls[0].Set, f.Sysctls[0].Kernel = "/etc/sysctl.d/90-berth.conf", nil, "0"
 		}, want: []string{"error sysctl-value: vm.overcommit_memory: is 0, not 1: remove /etc/sysctl.d/90-berth.conf, which hides /usr/lib/sysctl.d/90-berth.conf; systemctl restart systemd-sysctl"}},
@@ -167,7 +168,7 @@ func TestCheck(t *testing.T) {
 		{why: "the file is hidden in an image", change: func(f *Facts) {
 			image(f)
 			f.SysctlHiddenBy, f.Sysctls[0].Set = "/etc/sysctl.d/90-berth.conf", nil
-		}, want: []string{"error sysctl-override: vm.overcommit_memory: nothing sets it to 1 at boot: remove /etc/sysctl.d/90-berth.conf, which hides /usr/lib/sysctl.d/90-berth.conf; systemctl restart systemd-sysctl"}},
+		}, want: []string{"error sysctl-override: vm.overcommit_memory: nothing sets it to 1 at boot: remove /etc/sysctl.d/90-berth.conf, which hides /usr/lib/sysctl.d/90-berth.conf"}},
 		{why: "a variable of a module that is not loaded is said by the module", change: func(f *Facts) { f.Sysctls[1].Known = false }},
 
 		{why: "not installed", change: func(f *Facts) { f.Generator, f.Units, f.Loaded = false, []Unit{{Name: "node@.service"}}, nil },
@@ -183,8 +184,10 @@ func TestCheck(t *testing.T) {
 			"error berth-file: /usr/lib/tmpfiles.d/berth.conf: does not exist, or is not executable: install berth's package again"}},
 		{why: "systemd was not reloaded", change: func(f *Facts) { f.Loaded["node@a.service"] = "not-found" },
 			want: []string{"error unit-unknown: node@a.service: systemd says: not-found: systemctl daemon-reload"}},
-		{why: "the goal state was changed", change: func(f *Facts) { f.Stale = []string{"run/systemd/generator/node@a.service"} },
-			want: []string{"warning units-stale: /run/systemd/generator/node@a.service: is not what the goal state says: systemctl daemon-reload"}},
+		{why: "the goal state was changed", change: func(f *Facts) { f.Stale["a"] = []string{"run/systemd/generator/node@a.service"} },
+			want: []string{"warning units-stale: slot a: /run/systemd/generator/node@a.service is not what the goal state says: systemctl daemon-reload"}},
+		{why: "the goal state was changed much", change: func(f *Facts) { f.Stale["a"] = []string{"x", "y", "z"} },
+			want: []string{"warning units-stale: slot a: /x and 2 more files are not what the goal state says: systemctl daemon-reload"}},
 
 		{why: "needrestart without berth's override", change: func(f *Facts) { f.Needrestart = true },
 			want: []string{"warning needrestart: host: needrestart is installed, and may restart a slot's machine after an upgrade: install berth's /etc/needrestart/conf.d/50-berth.conf"}},
@@ -206,6 +209,7 @@ func TestCheck(t *testing.T) {
 		{why: "no root file system: what is in it is not said to be missing", change: func(f *Facts) {
 			f.Slots["a"] = Slot{RootProblem: "does not exist", Token: "abcdef.0123456789abcdef", Host: f.Slots["a"].Host}
 		}, want: []string{"error slot-root: slot a: /var/lib/machines/node-a does not exist: make a root file system there"}},
+		{why: "a root file system that its user may not look into", change: func(f *Facts) { slot(f, func(s *Slot) { *s = Slot{Host: s.Host, Token: s.Token} }) }},
 		{why: "an empty root file system", change: func(f *Facts) {
 			missing := facts.Binary{Problem: "does not exist"}
 			slot(f, func(s *Slot) {
@@ -239,9 +243,9 @@ func TestCheck(t *testing.T) {
 		{why: "no token in the file", change: func(f *Facts) { slot(f, func(s *Slot) { s.Token = "hello" }) },
 			want: []string{"error bootstrap-token: slot a: kubelet.bootstrap_token_file: content of /etc/berth/bootstrap-token: not a bootstrap token: " +
 				"want 6 and 16 characters of a-z and 0-9 with a dot between"}},
-		{why: "a credential, which only the step gets", goal: "kubelet.bootstrap_token_credential = \"token\"", change: func(f *Facts) { slot(f, func(s *Slot) { s.Token = "" }) }},
+		{why: "a credential, which only the step gets", goal: "kubelet.bootstrap_token_credential = \"token\"", change: func(*Facts) {}},
 		{why: "a credential that is nowhere", goal: "kubelet.bootstrap_token_credential = \"token\"", change: func(f *Facts) {
-			slot(f, func(s *Slot) { s.Token, s.CredentialNotFound = "", true })
+			slot(f, func(s *Slot) { s.CredentialNotFound = true })
 		}, want: []string{"warning bootstrap-token: slot a: kubelet.bootstrap_token_credential: no credential token in /etc/credstore and systemd's other folders: " +
 			"write it to /etc/credstore/token, or pass it to the host"}},
 		{why: "a host's name that is no node's: said once, though two steps refuse it", change: func(f *Facts) { slot(f, func(s *Slot) { s.Host.Name = "host_1" }) },
@@ -280,10 +284,10 @@ func TestCheck(t *testing.T) {
 
 		{why: "every user can read the token", change: func(f *Facts) { f.Secrets[0].Mode = 0o644 },
 			want: []string{"error secret-readable: /etc/berth/bootstrap-token: holds the bootstrap token, and every user can read it (mode 0644): " +
-				"chown root:root /etc/berth/bootstrap-token; chmod 0600 /etc/berth/bootstrap-token"}},
+				"chmod 0600 /etc/berth/bootstrap-token"}},
 		{why: "its group can", change: func(f *Facts) { f.Secrets[0].Mode = 0o640 },
 			want: []string{"error secret-readable: /etc/berth/bootstrap-token: holds the bootstrap token, and its group can read it (mode 0640): " +
-				"chown root:root /etc/berth/bootstrap-token; chmod 0600 /etc/berth/bootstrap-token"}},
+				"chmod 0600 /etc/berth/bootstrap-token"}},
 		{why: "nobody gets to it", change: func(f *Facts) { f.Secrets[0].Mode, f.Secrets[0].Folders = 0o644, []fs.FileMode{0o700, 0o755} }},
 		{why: "only the group gets to it", change: func(f *Facts) { f.Secrets[0].Mode, f.Secrets[0].Folders = 0o604, []fs.FileMode{0o750, 0o755} }},
 		{why: "another user's file", change: func(f *Facts) { f.Secrets[0].Foreign = true },

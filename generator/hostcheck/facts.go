@@ -34,8 +34,8 @@ type Facts struct {
 	Units []Unit
 	// Files are berth's other files that are missing.
 	MissingFiles []string
-	// Stale are the generated files that are not what the goal state says.
-	Stale []string
+	// Stale are, for each slot that was looked at, its generated files that are not what the goal state says.
+	Stale map[string][]string
 	// Loaded are the states (LoadState=, org.freedesktop.systemd1(5)) of the units that systemd was asked for.
 	Loaded map[string]string
 	// Held are the slots that hold a claim on the host.
@@ -101,11 +101,13 @@ type Secret struct {
 
 // Slot is what the host has for one slot.
 type Slot struct {
-	// RootProblem says why the root file system cannot be used; empty: it is there.
-	RootProblem        string
-	Systemd, Bus       bool
-	Machine            facts.Machine
-	Host               facts.Host
+	// Root says that the root file system is there, RootProblem why it cannot be used; neither is set: who asks may not look.
+	Root         bool
+	RootProblem  string
+	Systemd, Bus bool
+	Machine      facts.Machine
+	Host         facts.Host
+	// Token is the bootstrap token; where it cannot be known, one of the right form.
 	Token              string
 	TokenProblem       string
 	CredentialNotFound bool // kubelet.bootstrap_token_credential is in no folder of systemd's

@@ -260,10 +260,10 @@ func (f *Facts) ask(ctx context.Context, h Host, goal *goalstate.GoalState, inst
 func (f *Facts) stale(root *file.Root, goal *goalstate.GoalState) {
 	planned, err := plan.Units(goal, f.Held)
 	f.problem(err)
+	f.Stale = map[string][]string{}
 	for _, slot := range goal.SlotNames() {
-		stale, err := plan.Stale(root, slot, planned)
+		f.Stale[slot], err = plan.Stale(root, slot, planned)
 		f.problem(err)
-		f.Stale = append(f.Stale, stale...)
 	}
 }
 
@@ -374,25 +374,33 @@ func (f *Facts) slot(root *file.Root, slot *goalstate.Slot) Slot {
 	have := Slot{Host: facts.DiscoverHost(root, slot)}
 	have.Host.NVIDIA = f.NVIDIA
 	machineRoot, err := root.Sub("var/lib/machines/" + slot.MachineName())
-	if err == nil {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		f.problem(err)
+	case err != nil:
+		have.RootProblem = reason(err)
+	default:
 		defer machineRoot.Close()
+		have.Root = true
 		have.Systemd = anyProgram(machineRoot, "usr/lib/systemd/systemd", "lib/systemd/systemd")
 		have.Bus = hasBus(machineRoot)
 		have.Machine = facts.DiscoverMachine(machineRoot, slot)
-	} else {
-		have.RootProblem = reason(err)
 	}
 	k := slot.Kubelet
 	switch {
 	case k.BootstrapTokenFile != "":
 		have.Token, err = facts.Token(root, nil, k)
-		if err != nil {
+		if errors.Is(err, fs.ErrPermission) {
+			f.problem(err)
+			have.Token = anyToken
+		} else if err != nil {
 			have.TokenProblem = "kubelet.bootstrap_token_file: " + k.BootstrapTokenFile + " " + reason(err)
 		}
 		if s, ok := secretFile(root, k.BootstrapTokenFile, "the bootstrap token"); ok {
 			f.Secrets = append(f.Secrets, s)
 		}
 	case k.BootstrapTokenCredential != "":
+		have.Token = anyToken               // systemd hands it to the step alone
 		have.CredentialNotFound = f.Running // an image gets it when it boots
 		for _, dir := range credentials {
 			name := path.Join(dir, k.BootstrapTokenCredential)
@@ -406,6 +414,9 @@ func (f *Facts) slot(root *file.Root, slot *goalstate.Slot) Slot {
 	}
 	return have
 }
+
+// anyToken has the form of a bootstrap token.
+const anyToken = "000000.0000000000000000"
 
 // credentials are where LoadCredential= without a path looks (systemd.exec(5)): what systemd itself was passed, then the stores.
 var credentials = []string{"run/credentials/@system", "etc/credstore", "run/credstore", "usr/lib/credstore"}
