@@ -168,7 +168,7 @@ func (f *Facts) modules(root *file.Root) {
 			continue
 		}
 		m := Module{Name: name}
-		m.Loaded = f.Running && (isDir(root, "sys/module/"+name) || slices.Contains(strings.Fields(read(root, "proc/filesystems")), name))
+		m.Loaded = f.Running && loaded(root, name)
 		for _, kernel := range kernels {
 			dir := path.Join("lib/modules", kernel)
 			m.Kernel = m.Kernel || exists(root, path.Join(dir, "modules.dep"))
@@ -178,6 +178,17 @@ func (f *Facts) modules(root *file.Root) {
 		}
 		f.Modules = append(f.Modules, m)
 	}
+}
+
+// loaded tells whether the running kernel has a module. One that is built in need not be in /sys/module.
+func loaded(root *file.Root, name string) bool {
+	switch name {
+	case "overlay":
+		return slices.Contains(strings.Fields(read(root, "proc/filesystems")), name)
+	case "br_netfilter":
+		return exists(root, "proc/sys/net/bridge/bridge-nf-call-iptables")
+	}
+	return isDir(root, "sys/module/"+name)
 }
 
 // listed tells whether modules.dep(5) or modules.builtin has a module. Names may have "-" for "_".
