@@ -17,21 +17,23 @@ import (
 	"berth/helpers/step"
 )
 
-const checkAbout = `Reads the goal state of --root (/etc/berth/goal.toml, else /run/berth/goal.toml, else /usr/lib/berth/goal.toml, and
-goal.toml.d/*.toml of all three), or the FILEs instead, the first one as the main file and the others as drop-ins over it; "-" is the
-standard input. All mistakes are printed at once, one a line, as
+const checkAbout = `Reads the goal state of --root (/etc/berth/goal.toml, else /run/berth/goal.toml, else /usr/lib/berth/goal.toml,
+and goal.toml.d/*.toml of all three), or the FILEs instead, the first one as the main file and the others as drop-ins over it;
+"-" is the standard input. All mistakes are printed at once, one a line, as
 
     file:line:column: key: what is wrong: what would be right
 
 A file that holds a secret itself and that other users can read is an error, too.
 
-With --host the host is checked as well: systemd, control groups, kernel modules and variables, berth's own files and units, ports,
-each slot's root file system and what its start would refuse. Nothing is changed, no slot need be stopped. Findings are printed as
+With --host the host is checked as well: systemd, control groups, kernel modules and variables, berth's own files and units,
+ports, each slot's root file system and what its start would refuse. Nothing is changed, no slot need be stopped. Findings are
+printed as
 
     SEVERITY ID: subject: what is wrong: what would be right
 
-where an error keeps a slot from running as it should, and a warning may do so. With --root on an image, what only a running host can
-tell is left out, and the last line but one says what that is. --list prints all IDs with their meaning; they stay the same.
+where an error keeps a slot from running as it should, and a warning may do so. With --root on an image, what only a running
+host can tell is left out, and the last line but one says what that is. --list prints all IDs with their meaning; they stay the
+same.
 
 --json prints one object:
     findings   what was found, each with id, severity (error, warning, ok), subject, problem, cure
@@ -40,7 +42,8 @@ tell is left out, and the last line but one says what that is. --list prints all
     skipped    IDs that were left out
     goal       files, slots and boot of the goal state; null if it is not valid
 
-Exit codes: 0 nothing is wrong, or there are only warnings; 1 an error was found; 2 usage; 3 there is no goal state, or it is not valid
+Exit codes: 0 nothing is wrong, or there are only warnings; 1 an error was found; 2 usage; 3 there is no goal state, or it is
+not valid
 
 Examples:
     berth check                                    the host's goal state
@@ -132,10 +135,12 @@ func (c check) write(w io.Writer, report hostcheck.Report) error {
 	if c.json {
 		return printJSON(w, report)
 	}
+	of := map[hostcheck.Severity]colour{hostcheck.Error: red, hostcheck.Warning: yellow, hostcheck.OK: green}
 	p := colours(w)
-	return report.Write(w, hostcheck.Style{Quiet: c.quiet, Verbose: c.verbose, Host: c.host, Paint: func(s hostcheck.Severity, text string) string {
-		return p.paint(map[hostcheck.Severity]colour{hostcheck.Error: red, hostcheck.Warning: yellow, hostcheck.OK: green}[s], text)
-	}})
+	return report.Write(w, hostcheck.Style{
+		Quiet: c.quiet, Verbose: c.verbose, Host: c.host,
+		Paint: func(s hostcheck.Severity, text string) string { return p.paint(of[s], text) },
+	})
 }
 
 // goal reads the goal state, and finds who can read what is secret in it.

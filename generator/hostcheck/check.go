@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -123,25 +122,25 @@ func (c *collector) secret(s Secret) {
 
 func (c *collector) systemd(f Facts) {
 	const install = "install systemd-container (Debian, Fedora), or systemd with its nspawn"
-	major, _, _ := strings.Cut(f.Systemd, ".")
-	major = strings.TrimRightFunc(major, func(r rune) bool { return r < '0' || r > '9' })
-	number, _, _ := strings.Cut(major, "~")
-	number, _, _ = strings.Cut(number, "-")
-	switch version, err := strconv.Atoi(number); {
+	atLeast := fmt.Sprintf("want systemd %d or newer", minSystemd)
+	digits := f.Systemd
+	if i := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
+		digits = digits[:i] // of "252.39-1~deb12u1", "262~rc1"
+	}
+	switch version, err := strconv.Atoi(digits); {
 	case f.Systemd == "":
-		c.add(Warning, "systemd-version", host, "systemd's version cannot be found", fmt.Sprintf("want systemd %d or newer", minSystemd))
+		c.add(Warning, "systemd-version", host, "systemd's version cannot be found", atLeast)
 	case err != nil:
-		c.add(Warning, "systemd-version", host, fmt.Sprintf("systemd's version %q is no number", f.Systemd), fmt.Sprintf("want systemd %d or newer", minSystemd))
+		c.add(Warning, "systemd-version", host, fmt.Sprintf("systemd's version %q is no number", f.Systemd), atLeast)
 	case version < minSystemd:
-		c.add(Error, "systemd-version", host, "systemd is "+f.Systemd, fmt.Sprintf("want %d or newer: upgrade the host", minSystemd))
+		c.add(Error, "systemd-version", host, "systemd is "+f.Systemd, atLeast)
 	default:
 		c.ok("systemd-version", host, f.Systemd)
 	}
-	switch {
-	case !f.NSpawn:
-		c.add(Error, "nspawn", host, "/usr/bin/systemd-nspawn does not exist", install)
-	default:
+	if f.NSpawn {
 		c.require(f.NSpawnUnit, "nspawn", host, "systemd-nspawn@.service does not exist", install)
+	} else {
+		c.add(Error, "nspawn", host, "/usr/bin/systemd-nspawn does not exist", install)
 	}
 	c.require(f.Machined, "machined", host, "systemd-machined does not exist", install)
 	switch {
@@ -160,7 +159,9 @@ func (c *collector) kernel(f Facts) {
 			"boot the kernel with systemd.unified_cgroup_hierarchy=1")
 	}
 	if f.Running && f.Unified {
-		missing := slices.DeleteFunc([]string{"cpu", "memory", "pids"}, func(name string) bool { return slices.Contains(f.Controllers, name) })
+		missing := slices.DeleteFunc([]string{"cpu", "memory", "pids"}, func(name string) bool {
+			return slices.Contains(f.Controllers, name)
+		})
 		if len(missing) == 0 {
 			c.ok("cgroup-controllers", host, "")
 		} else {
@@ -257,8 +258,8 @@ func (c *collector) installed(f Facts) {
 		case 1:
 			c.add(Warning, "units-stale", "slot "+slot, "/"+files[0]+" is not what the goal state says", "systemctl daemon-reload")
 		default:
-			c.add(Warning, "units-stale", "slot "+slot, fmt.Sprintf("/%s and %d more files are not what the goal state says", files[0], len(files)-1),
-				"systemctl daemon-reload")
+			c.add(Warning, "units-stale", "slot "+slot,
+				fmt.Sprintf("/%s and %d more files are not what the goal state says", files[0], len(files)-1), "systemctl daemon-reload")
 		}
 	}
 }
@@ -319,8 +320,10 @@ func (c *collector) ports(goal *goalstate.GoalState, f Facts) {
 			for _, p := range f.Ports {
 				if p.Port == w.port && overlap(p.Address, w.address) {
 					taken = true
-					c.add(Error, "port-in-use", "slot "+name, fmt.Sprintf("%s listens on %s, which is kubelet.config.%s",
-						cmp.Or(p.Process, "a process"), netip.AddrPortFrom(mustAddr(p.Address), p.Port), w.key), "stop it, or change kubelet.config."+w.key)
+					address := netip.AddrPortFrom(parseAddr(p.Address), p.Port)
+					c.add(Error, "port-in-use", "slot "+name,
+						fmt.Sprintf("%s listens on %s, which is kubelet.config.%s", cmp.Or(p.Process, "a process"), address, w.key),
+						"stop it, or change kubelet.config."+w.key)
 				}
 			}
 		}
@@ -330,34 +333,37 @@ func (c *collector) ports(goal *goalstate.GoalState, f Facts) {
 	}
 }
 
-func mustAddr(s string) netip.Addr {
+// parseAddr is the zero Addr for what is no address; the goal state's check lets nothing of the kind through.
+func parseAddr(s string) netip.Addr {
 	a, _ := netip.ParseAddr(s)
 	return a.Unmap()
 }
 
 // overlap tells whether two listeners on one port would be in each other's way.
 func overlap(a, b string) bool {
-	x, y := mustAddr(a), mustAddr(b)
+	x, y := parseAddr(a), parseAddr(b)
 	return x == y || x.IsUnspecified() || y.IsUnspecified()
 }
 
+// folder is where the root file system of a slot's machine is.
+func folder(s *goalstate.Slot) string { return "/var/lib/machines/" + s.MachineName() }
+
 func (c *collector) slot(goal *goalstate.GoalState, s *goalstate.Slot, f Facts) {
 	have, subject := f.Slots[s.Name], "slot "+s.Name
-	folder := "/var/lib/machines/" + s.MachineName()
 	if have.RootProblem != "" {
-		c.add(Error, "slot-root", subject, folder+" "+have.RootProblem, "make a root file system there")
+		c.add(Error, "slot-root", subject, folder(s)+" "+have.RootProblem, "make a root file system there")
 	}
 	if have.Root {
 		c.ok("slot-root", subject, "")
-		c.require(have.Systemd, "slot-systemd", subject, folder+"/usr/lib/systemd/systemd does not exist", "install systemd there")
-		c.require(have.Bus, "slot-dbus", subject, "neither dbus-daemon nor dbus-broker exists in "+folder, "install dbus there")
+		c.require(have.Systemd, "slot-systemd", subject, folder(s)+"/usr/lib/systemd/systemd does not exist", "install systemd there")
+		c.require(have.Bus, "slot-dbus", subject, "neither dbus-daemon nor dbus-broker exists in "+folder(s), "install dbus there")
 	}
 	c.token(s, have)
 	c.rendered(goal, s, f)
 	c.nvidia(s, f)
 	if s.Kubelet.NodeIP != "" && f.Running {
 		for ip := range strings.SplitSeq(s.Kubelet.NodeIP, ",") {
-			if slices.ContainsFunc(f.Addresses, func(a string) bool { return mustAddr(a) == mustAddr(ip) }) {
+			if slices.ContainsFunc(f.Addresses, func(a string) bool { return parseAddr(a) == parseAddr(ip) }) {
 				c.ok("node-ip", subject, ip)
 			} else {
 				c.add(Warning, "node-ip", subject, "kubelet.node_ip: no interface of this host has "+ip, "want an address of the host")
@@ -372,9 +378,10 @@ func (c *collector) token(s *goalstate.Slot, have Slot) {
 	case have.TokenProblem != "":
 		c.add(Error, "bootstrap-token", subject, have.TokenProblem, "write the token there, for root alone")
 	case have.CredentialNotFound:
-		c.add(Warning, "bootstrap-token", subject, fmt.Sprintf("kubelet.bootstrap_token_credential: no credential %s in /etc/credstore and "+
-			"systemd's other folders", s.Kubelet.BootstrapTokenCredential), "write it to /etc/credstore/"+s.Kubelet.BootstrapTokenCredential+
-			", or pass it to the host")
+		name := s.Kubelet.BootstrapTokenCredential
+		c.add(Warning, "bootstrap-token", subject,
+			fmt.Sprintf("kubelet.bootstrap_token_credential: no credential %s in /etc/credstore and systemd's other folders", name),
+			"write it to /etc/credstore/"+name+", or pass it to the host")
 	}
 }
 
@@ -471,7 +478,7 @@ func (c *collector) nvidia(s *goalstate.Slot, f Facts) {
 		c.ok("nvidia-mismatch", subject, driver.Version)
 	}
 	if have := f.Slots[s.Name]; have.Root {
-		c.require(have.Machine.NVIDIAToolkit != "", "nvidia-ctk", subject, "there is a GPU, but no nvidia-ctk in "+path.Join("/var/lib/machines", s.MachineName()),
+		c.require(have.Machine.NVIDIAToolkit != "", "nvidia-ctk", subject, "there is a GPU, but no nvidia-ctk in "+folder(s),
 			"install the NVIDIA Container Toolkit 1.18 or newer there, or set nvidia.mode to off")
 	}
 }

@@ -1,5 +1,5 @@
-// Package hostcheck tells whether a host can run the slots of its goal state. What the host is like is gathered first (Gather); what
-// follows from it is found by pure functions of these facts (Check).
+// Package hostcheck tells whether a host can run the slots of its goal state. What the host is like is gathered first (Gather);
+// what follows from it is found by pure functions of these facts (Check).
 package hostcheck
 
 import (
@@ -47,7 +47,7 @@ const (
 var Checks = []ID{
 	{Name: GoalMissing, Meaning: "there is no goal state"},
 	{Name: GoalInvalid, Meaning: "the goal state has a mistake"},
-	{Name: "secret-readable", Meaning: "users other than root can read a file that holds a secret: the bootstrap token's, or one of the goal state's"},
+	{Name: "secret-readable", Meaning: "users other than root can read the bootstrap token's file, or a goal state with a secret in it"},
 	{Name: "systemd-version", Meaning: "systemd is older than 252"},
 	{Name: "nspawn", Meaning: "systemd-nspawn or its unit is not installed"},
 	{Name: "machined", Meaning: "systemd-machined is not installed"},

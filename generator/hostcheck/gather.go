@@ -47,8 +47,8 @@ type Host struct {
 // Running tells whether a systemd runs the host whose "/" is root: sd_booted(3).
 func Running(root *file.Root) bool { return isDir(root, "run/systemd/system") }
 
-// Gather finds the facts about a host that matter to the slots of goal, which may be nil. It changes nothing there. Installed says that
-// goal is the host's own, so that its units must be those that the generator made.
+// Gather finds the facts about a host that matter to the slots of goal, which may be nil. It changes nothing there. Installed
+// says that goal is the host's own, so that its units must be those that the generator made.
 func Gather(ctx context.Context, h Host, goal *goalstate.GoalState, installed bool) Facts {
 	if goal == nil || goal.Partial {
 		goal, installed = &goalstate.GoalState{}, false
@@ -254,7 +254,8 @@ func (f *Facts) ask(ctx context.Context, h Host, goal *goalstate.GoalState, inst
 	var names []string
 	for _, slot := range goal.SlotNames() {
 		if installed {
-			names = append(names, "node@"+slot+".service", "node-peer-guard@"+slot+".service", machine.NSpawnUnit(goalstate.MachineName(slot)))
+			names = append(names, "node@"+slot+".service", "node-peer-guard@"+slot+".service",
+				machine.NSpawnUnit(goalstate.MachineName(slot)))
 		}
 	}
 	f.Loaded = map[string]string{}

@@ -1,6 +1,9 @@
 package hostcheck
 
 import (
+	"encoding/binary"
+	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -112,6 +115,84 @@ func TestSysctlOrder(t *testing.T) {
 		}
 		if diff := cmp.Diff([]any{tt.value, tt.at, tt.line, tt.hidden}, []any{got.Value, got.File, got.Line, place}); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.why, diff)
+		}
+	}
+}
+
+// Who can read a file depends on the folders of the file itself, not of a link to it.
+func TestSecretFile(t *testing.T) {
+	root := tree(t, map[string]string{
+		"etc/berth/token": "-> ../../srv/secrets/token", "srv/secrets/token": "x", "etc/berth/dir/x": "", "etc/berth/nowhere": "-> /none",
+	})
+	if err := os.Chmod(filepath.Join(root.Name(), "srv/secrets"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(root.Name()), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	got, ok := secretFile(root, "/etc/berth/token", "it")
+	want := Secret{Path: "/etc/berth/token", What: "it", Mode: 0o644, Folders: []fs.FileMode{0o700, 0o755, 0o755}}
+	if diff := cmp.Diff(want, got); diff != "" || !ok {
+		t.Errorf("%v, -want +got:\n%s", ok, diff)
+	}
+	for _, name := range []string{"/etc/berth/dir", "/etc/berth/nowhere", "/etc/none"} {
+		if s, ok := secretFile(root, name, "it"); ok {
+			t.Errorf("%s: %v; want nothing, as it is no regular file", name, s)
+		}
+	}
+}
+
+func TestParseSocket(t *testing.T) {
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		t.Skip("the texts are those of a little-endian host")
+	}
+	for text, want := range map[string]string{
+		"0100007F:2808":                         "127.0.0.1:10248",
+		"00000000:280A":                         "0.0.0.0:10250",
+		"00000000000000000000000001000000:0016": "[::1]:22",
+		"0000000000000000FFFF00000500000A:0016": "10.0.0.5:22", // a socket of IPv6 that is bound to an IPv4 address
+		"B80D0120000000000000000001000000:FFFF": "[2001:db8::1]:65535",
+		"0100007F":                              "", "0100007F:12345": "", "01007F:1": "", "x:y": "", "": "",
+	} {
+		got := ""
+		if a, port, ok := parseSocket(text); ok {
+			got = netip.AddrPortFrom(a, port).String()
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestRebootedBy(t *testing.T) {
+	const dir = "etc/apt/apt.conf.d/"
+	for _, tt := range []struct {
+		why   string
+		files map[string]string
+		want  string
+	}{
+		{"Debian's own file has it as a comment", map[string]string{dir + "50": "//Unattended-Upgrade::Automatic-Reboot \"true\";\n"}, ""},
+		{"set", map[string]string{dir + "50": "x;\n  Unattended-Upgrade::Automatic-Reboot \"true\";\n"}, "/" + dir + "50"},
+		{"in other letters and words", map[string]string{dir + "50": "unattended-upgrade::automatic-reboot yes;"}, "/" + dir + "50"},
+		{"another key", map[string]string{dir + "50": `Unattended-Upgrade::Automatic-Reboot-WithUsers "true";`}, ""},
+		{"taken back by a later file", map[string]string{
+			dir + "50": `Unattended-Upgrade::Automatic-Reboot "true";`, dir + "99": `Unattended-Upgrade::Automatic-Reboot "false";`}, ""},
+	} {
+		if got := rebootedBy(tree(t, tt.files)); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.why, got, tt.want)
+		}
+	}
+}
+
+func TestFileVersion(t *testing.T) {
+	for name, want := range map[string]string{
+		"usr/lib/x86_64-linux-gnu/systemd/libsystemd-shared-257.so": "257",          // Debian
+		"usr/lib/systemd/libsystemd-shared-257.7-1.fc42.so":         "257.7-1.fc42", // Fedora
+		"usr/lib64/systemd/libsystemd-shared-252-46.el9.so":         "252-46.el9",   // CentOS
+		"usr/lib/systemd/libsystemd-core-257.so":                    "",
+	} {
+		if got := fileVersion(tree(t, map[string]string{name: ""})); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
 }

@@ -74,8 +74,8 @@ func sysctlName(key string) string {
 	}, key)
 }
 
-// resolve returns the setting that decides the variable with this path: the last one that names it, wherever it stands, else the last
-// glob that matches. A later line with the same key and the same value leaves the earlier one in its place (systemd's sysctl.c).
+// resolve returns the setting that decides the variable with this path: the last one that names it, wherever it stands, else the
+// last glob that matches. A later line with the same key and value leaves the earlier one in its place (systemd's sysctl.c).
 func resolve(settings []Setting, key string) (decides Setting, ok bool) {
 	last := map[string]Setting{}
 	var order []string
