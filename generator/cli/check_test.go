@@ -14,6 +14,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
@@ -63,6 +64,7 @@ func (s *fakeSystemd) Units(_ context.Context, names ...string) ([]machine.Unit,
 }
 
 func TestCheckGolden(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o022)) // of the folders above a secret, too
 	dirs, err := filepath.Glob(checkCases + "/*/case.toml")
 	if err != nil || len(dirs) == 0 {
 		t.Fatalf("no cases: %v", err)
@@ -144,8 +146,7 @@ func fineHost(t *testing.T) string {
 		path := filepath.Join(root, name)
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		must(t, os.WriteFile(path, []byte(content), mode))
-		must(t, os.Chmod(path, mode)) // whatever the umask
-	}
+		}
 	units := map[string]string{
 		"*.service": "usr/lib/systemd/system", "sysctl.d/*": "usr/lib/sysctl.d", "modules-load.d/*": "usr/lib/modules-load.d",
 		"tmpfiles.d/*": "usr/lib/tmpfiles.d", "needrestart/*": "etc/needrestart/conf.d",

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"berth/generator/file"
 )
@@ -121,13 +122,11 @@ func TestSysctlOrder(t *testing.T) {
 
 // Who can read a file depends on the folders of the file itself, not of a link to it.
 func TestSecretFile(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o022))
 	root := tree(t, map[string]string{
 		"etc/berth/token": "-> ../../srv/secrets/token", "srv/secrets/token": "x", "etc/berth/dir/x": "", "etc/berth/nowhere": "-> /none",
 	})
 	if err := os.Chmod(filepath.Join(root.Name(), "srv/secrets"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Join(root.Name()), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	got, ok := secretFile(root, "/etc/berth/token", "it")
