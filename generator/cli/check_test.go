@@ -146,7 +146,7 @@ func fineHost(t *testing.T) string {
 		path := filepath.Join(root, name)
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		must(t, os.WriteFile(path, []byte(content), mode))
-		}
+	}
 	units := map[string]string{
 		"*.service": "usr/lib/systemd/system", "sysctl.d/*": "usr/lib/sysctl.d", "modules-load.d/*": "usr/lib/modules-load.d",
 		"tmpfiles.d/*": "usr/lib/tmpfiles.d", "needrestart/*": "etc/needrestart/conf.d",
