@@ -45,6 +45,12 @@ func Load(root *file.Root) (*GoalState, error) {
 	return parse(files, errs)
 }
 
+// Files returns the files that Load merges, in that order, as far as they can be read.
+func Files(root *file.Root) []Source {
+	files, _ := find(root)
+	return files
+}
+
 // find returns the files that make up the goal state, in the order in which they are merged.
 func find(root *file.Root) (files []Source, errs Errors) {
 	read := func(name string) {
@@ -94,7 +100,7 @@ func list(root *file.Root, name string) ([]string, *Error) {
 	case errors.Is(err, unix.ENOTDIR):
 		return nil, &Error{File: "/" + name, Problem: "is not a folder", Cure: "want a folder of *.toml files"}
 	case err != nil:
-		return nil, unreadable(name, err)
+		return nil, unreadable("/"+name, err)
 	}
 	names := make([]string, len(entries))
 	for i, e := range entries {
@@ -125,17 +131,32 @@ func readSource(root *file.Root, name string) (data []byte, hidden bool, e *Erro
 			return nil, true, nil
 		}
 		return nil, false, &Error{File: "/" + name, Problem: refused.Is, Cure: refused.Want}
-	case err == nil:
-		defer f.Close()
-		data, err = io.ReadAll(io.LimitReader(f, maxSize+1))
+	case err != nil:
+		return nil, false, unreadable("/"+name, err)
 	}
+	defer f.Close()
+	data, e = readAll("/"+name, f)
+	return data, e == nil && len(bytes.TrimPrefix(data, bom)) == 0, e
+}
+
+// Read makes a Source of what r holds; path is for messages. Its error is of type Errors.
+func Read(path string, r io.Reader) (Source, error) {
+	data, err := readAll(path, r)
 	if err != nil {
-		return nil, false, unreadable(name, err)
+		return Source{}, Errors{err}
 	}
-	if len(data) > maxSize {
-		return nil, false, &Error{File: "/" + name, Problem: "is larger than 1 MiB", Cure: "want a goal state"}
+	return Source{path, data}, nil
+}
+
+func readAll(path string, r io.Reader) ([]byte, *Error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxSize+1))
+	switch {
+	case err != nil:
+		return nil, unreadable(path, err)
+	case len(data) > maxSize:
+		return nil, &Error{File: path, Problem: "is larger than 1 MiB", Cure: "want a goal state"}
 	}
-	return data, len(bytes.TrimPrefix(data, bom)) == 0, nil
+	return data, nil
 }
 
 // isNull says whether name leads to the device that is called /dev/null (null(4)).
@@ -145,8 +166,8 @@ func isNull(root *file.Root, name string) bool {
 		info.Sys().(*syscall.Stat_t).Rdev == unix.Mkdev(1, 3)
 }
 
-func unreadable(name string, err error) *Error {
-	e := &Error{File: "/" + name, Problem: "cannot be read: " + err.Error()}
+func unreadable(path string, err error) *Error {
+	e := &Error{File: path, Problem: "cannot be read: " + err.Error()}
 	if errno := unix.Errno(0); errors.As(err, &errno) {
 		e.Problem = "cannot be read: " + errno.Error() // without the path, which is not the one on the host
 	}

@@ -76,11 +76,15 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 		Runc:       binary(root, slot.Containerd.Runc),
 		Kubelet:    binary(root, slot.Kubelet.Binary),
 	}
-	for _, dir := range nvidiaRuntimeFolders {
-		if name := path.Join(dir, "nvidia-container-runtime"); m.NVIDIARuntime == "" && binary(root, name).Problem == "" {
-			m.NVIDIARuntime = name
+	find := func(program string) string {
+		for _, dir := range nvidiaFolders {
+			if name := path.Join(dir, program); binary(root, name).Problem == "" {
+				return name
+			}
 		}
+		return ""
 	}
+	m.NVIDIARuntime, m.NVIDIAToolkit = find("nvidia-container-runtime"), find("nvidia-ctk")
 	if m.Containerd.Problem == "" {
 		m.ContainerdMain = mainPackage(root, slot.Containerd.Binary)
 		m.ContainerdPackage = packageVersion(root, slot.Containerd.Binary)
@@ -103,8 +107,8 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 	return m
 }
 
-// nvidiaRuntimeFolders are where packages, and the toolkit's own installer, put nvidia-container-runtime.
-var nvidiaRuntimeFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/local/nvidia/toolkit"}
+// nvidiaFolders are where packages, and the toolkit's own installer, put the programs of the NVIDIA Container Toolkit.
+var nvidiaFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/local/nvidia/toolkit"}
 
 // Token returns the bootstrap token that the slot's kubelet is to use, from where the goal state says. credentials is
 // $CREDENTIALS_DIRECTORY (systemd.exec(5)), nil where there is none. A slot with kubelet.exec has no token.

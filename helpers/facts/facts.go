@@ -47,6 +47,8 @@ type Machine struct {
 	ContainerdPackage string
 	// NVIDIARuntime is the path of nvidia-container-runtime in the machine; empty: it is not there.
 	NVIDIARuntime string
+	// NVIDIAToolkit is the path of nvidia-ctk in the machine; empty: it is not there.
+	NVIDIAToolkit string
 	// Wants are the links in /etc/systemd/system that pull in containerd.service or kubelet.service at boot, from other
 	// targets than berth's; relative to Root, sorted.
 	Wants []string

@@ -102,7 +102,7 @@ func (r *renderer) nodeName(h facts.Host) string {
 		name, from = strings.ToLower(strings.TrimSpace(h.Name)), "the host's name"
 	}
 	if len(name) > 253 || !nodeNameForm.MatchString(name) {
-		r.errorf("%s %q: want a node's name of letters a-z, digits, \"-\" and \".\" (RFC 1123): set kubelet.node_name", from, name)
+		r.errorf("%s %q: not a node's name of letters a-z, digits, \"-\" and \".\" (RFC 1123): set kubelet.node_name", from, name)
 	}
 	return name
 }
@@ -201,7 +201,7 @@ func (r *renderer) certificateAuthority(h facts.Host) string {
 		}
 		text = string(data)
 	} else if h.CertificateAuthorityProblem != "" {
-		r.errorf("%s: %s: %s", key, c.CertificateAuthority, h.CertificateAuthorityProblem)
+		r.errorf("%s: %s: %s: want a PEM file of certificates", key, c.CertificateAuthority, h.CertificateAuthorityProblem)
 		return ""
 	}
 	if err := checkCertificates(text); err != nil {
@@ -267,7 +267,7 @@ func execUser(e *goalstate.Exec) map[string]any {
 func (r *renderer) yaml(key string, table map[string]any) string {
 	b, err := yaml.Marshal(table)
 	if err != nil {
-		r.errorf("%s: %w", key, err) // TOML has numbers that neither JSON nor kubelet know: nan and inf
+		r.errorf("%s: %w: want what JSON can hold", key, err) // TOML has numbers that neither JSON nor kubelet know: nan and inf
 	}
 	return string(b)
 }

@@ -46,6 +46,7 @@ type renderer struct {
 	errs    []error
 }
 
+// errorf adds an error, one line of the form "key: what is wrong: what would be right".
 func (r *renderer) errorf(format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf(format, args...))
 }

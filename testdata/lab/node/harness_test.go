@@ -53,7 +53,16 @@ func TestNode(t *testing.T) {
 
 func cases() []testCase {
 	var all []testCase
-	for _, group := range [][]testCase{chainCases, crashCases, peerCases, machineCases, runCases, generatorCases, bootCases} {
+	for _, group := range [][]testCase{
+		chainCases,
+		crashCases,
+		peerCases,
+		machineCases,
+		runCases,
+		generatorCases,
+		bootCases,
+		checkCases,
+	} {
 		all = append(all, group...)
 	}
 	return all
