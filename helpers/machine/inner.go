@@ -87,7 +87,7 @@ func (i *Inner) Explain(ctx context.Context, service string) string {
 	case s.Load == "not-found":
 		text = service + " does not exist in machine " + i.Name
 	case s.Result != "success" && s.Result != "":
-		text += ": " + s.failure()
+		text += ": " + s.failure().Error()
 	}
 	if s.StatusText != "" {
 		text += ": " + s.StatusText

@@ -259,20 +259,23 @@ func (m *Manager) Service(ctx context.Context, name string) (Service, error) {
 	return s, nil
 }
 
+// ErrTimeout is the kind of error that Run returns when the program was not done in time.
+var ErrTimeout = errors.New("not done in time")
+
 // failure says why a service failed, in a few words.
-func (s Service) failure() string {
+func (s Service) failure() error {
 	switch s.Result {
 	case "exit-code":
 		if s.ExecMainStatus == 203 { // EXIT_EXEC, see systemd.exec(5)
-			return "cannot be executed (exit status 203)"
+			return errors.New("cannot be executed (exit status 203)")
 		}
-		return fmt.Sprintf("exit status %d", s.ExecMainStatus)
+		return fmt.Errorf("exit status %d", s.ExecMainStatus)
 	case "signal", "core-dump":
-		return fmt.Sprintf("killed by signal %d (%s)", s.ExecMainStatus, unix.SignalName(unix.Signal(s.ExecMainStatus)))
+		return fmt.Errorf("killed by signal %d (%s)", s.ExecMainStatus, unix.SignalName(unix.Signal(s.ExecMainStatus)))
 	case "timeout":
-		return "not done in time"
+		return ErrTimeout
 	}
-	return s.Result // in systemd's words: oom-kill, resources, …
+	return errors.New(s.Result) // in systemd's words: oom-kill, resources, …
 }
 
 // get leaves the field empty where a property is missing or, in some version, of another type.

@@ -44,7 +44,7 @@ func (m *Manager) Run(ctx context.Context, p Program) (output string, err error)
 	if errors.Is(err, ErrJob) {
 		// The service of a program that failed stays until its state is taken back.
 		if s, e := m.Service(ctx, p.Unit); e == nil {
-			err = fmt.Errorf("%s: %s", p.Unit, s.failure())
+			err = fmt.Errorf("%s: %w", p.Unit, s.failure())
 		}
 		_ = m.ResetFailedUnitContext(ctx, p.Unit)
 	}

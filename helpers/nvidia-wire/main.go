@@ -37,16 +37,13 @@ func run(ctx context.Context, s *step.Step) error {
 		return err
 	}
 	d, err := decide(ctx, s.Root, slot.NVIDIA.Mode)
-	if err != nil {
-		return err
-	}
-	if d.driver == nil {
-		err = unwire(ctx, s)
+	if err != nil || d.driver == nil {
+		err = errors.Join(err, unwire(ctx, s)) // nor may what was wired before last longer than the reason for it
 	} else {
 		d.text, err = wireDriver(ctx, s, d.driver)
 	}
 	switch {
-	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case errors.Is(err, machine.ErrTimeout), err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return s.Late("NVIDIA GPUs of machine "+slot.MachineName(), err.Error())
 	case err != nil:
 		return err
