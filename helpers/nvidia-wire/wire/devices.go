@@ -26,16 +26,17 @@ func (m *Machine) linkDevices() error {
 			continue // no such devices
 		}
 		for _, e := range entries {
-			if folder == "dev" && !strings.HasPrefix(e.Name(), "nvidia") || e.Type()&fs.ModeCharDevice == 0 {
+			if folder == "dev" && !strings.HasPrefix(e.Name(), "nvidia") {
 				continue
 			}
+			// What the entry itself says is the type of what systemd-nspawn has mounted the node on, a regular file.
 			info, err := e.Info()
 			if err != nil {
 				return err
 			}
 			stat, ok := info.Sys().(*syscall.Stat_t)
 			if !ok || info.Mode()&fs.ModeCharDevice == 0 {
-				continue // replaced just now
+				continue // a folder
 			}
 			links = append(links, file.File{
 				Path:    fmt.Sprintf("dev/char/%d:%d", unix.Major(stat.Rdev), unix.Minor(stat.Rdev)),
