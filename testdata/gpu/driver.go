@@ -120,7 +120,12 @@ func (d Driver) Install(root string) error {
 	for _, lib := range d.Libs() {
 		name := path.Base(lib.File)
 		soname := path.Join(path.Dir(lib.File), lib.Soname)
-		if err := add(lib.File, Library(lib.Soname, d.machine()), 0o755); err != nil {
+		var needed []string
+		if lib.Soname == "libnvidia-ml.so.1" {
+			// So that it cannot be loaded: nvidia-ctk then says that there is no NVML, instead of dying of a symbol that is missing.
+			needed = []string{"libnvidia-not-there.so.1"}
+		}
+		if err := add(lib.File, Library(lib.Soname, d.machine(), needed...), 0o755); err != nil {
 			return err
 		}
 		if lib.Soname == name {

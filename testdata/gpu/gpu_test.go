@@ -18,7 +18,7 @@ import (
 
 func TestLibrary(t *testing.T) {
 	for _, machine := range []elf.Machine{elf.EM_X86_64, elf.EM_AARCH64} {
-		f, err := elf.NewFile(bytes.NewReader(Library("libcuda.so.1", machine)))
+		f, err := elf.NewFile(bytes.NewReader(Library("libcuda.so.1", machine, "libother.so.2")))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -30,7 +30,7 @@ func TestLibrary(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]any{machine, elf.ET_DYN, []string{"libcuda.so.1"}, []string{"libc.so.6"}},
+		if diff := cmp.Diff([]any{machine, elf.ET_DYN, []string{"libcuda.so.1"}, []string{"libother.so.2", "libc.so.6"}},
 			[]any{f.Machine, f.Type, soname, libs}); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}

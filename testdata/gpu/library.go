@@ -9,30 +9,32 @@ import (
 
 // Library returns an ELF shared object (64 bit, little endian) that has a name and nothing else: no code, no symbol. It
 // is all that ldconfig(8) wants to see, and ld.so(8) loads it; debug/elf, which goes by sections, finds the name, too.
-// ldconfig takes only what is for its own machine.
-func Library(soname string, machine elf.Machine) []byte {
+// ldconfig takes only what is for its own machine. The library needs libc and those named.
+func Library(soname string, machine elf.Machine, needed ...string) []byte {
 	strings := "\x00" + soname + "\x00"
-	libc := len(strings)
-	strings += "libc.so.6\x00" // what ldconfig takes for the sign of "libc6" up to glibc 2.36, and all real libraries need
+	var entries []elf.Dyn64
+	// ldconfig up to glibc 2.36 takes the need of libc for the sign of "libc6".
+	for _, name := range append(needed, "libc.so.6") {
+		entries = append(entries, elf.Dyn64{Tag: int64(elf.DT_NEEDED), Val: uint64(len(strings))})
+		strings += name + "\x00"
+	}
 
 	const (
 		phnum   = 3
 		page    = 0x10000 // the largest page of AArch64
 		dynamic = 64 + phnum*56
 	)
-	entries := []elf.Dyn64{
-		{Tag: int64(elf.DT_NEEDED), Val: uint64(libc)},
-		{Tag: int64(elf.DT_SONAME), Val: 1},
-		{Tag: int64(elf.DT_STRTAB)}, {Tag: int64(elf.DT_STRSZ), Val: uint64(len(strings))},
-		{Tag: int64(elf.DT_SYMTAB)}, {Tag: int64(elf.DT_SYMENT), Val: elf.Sym64Size},
-		{Tag: int64(elf.DT_HASH)},
-		{Tag: int64(elf.DT_NULL)},
-	}
-	symtab := uint64(dynamic + len(entries)*16)
+	symtab := uint64(dynamic + (len(entries)+7)*16)
 	hash := symtab + elf.Sym64Size
 	strtab := hash + 4*4
 	size := strtab + uint64(len(strings))
-	entries[2].Val, entries[4].Val, entries[6].Val = strtab, symtab, hash
+	entries = append(entries, []elf.Dyn64{
+		{Tag: int64(elf.DT_SONAME), Val: 1},
+		{Tag: int64(elf.DT_STRTAB), Val: strtab}, {Tag: int64(elf.DT_STRSZ), Val: uint64(len(strings))},
+		{Tag: int64(elf.DT_SYMTAB), Val: symtab}, {Tag: int64(elf.DT_SYMENT), Val: elf.Sym64Size},
+		{Tag: int64(elf.DT_HASH), Val: hash},
+		{Tag: int64(elf.DT_NULL)},
+	}...)
 	const sections = "\x00.dynstr\x00.dynamic\x00.shstrtab\x00"
 	shstrtab := size
 	shoff := (shstrtab + uint64(len(sections)) + 7) &^ 7

@@ -129,3 +129,14 @@ func All() []Node {
 	nodes = append(nodes, IMEX(8)...)
 	return append(nodes, DRI(8)...)
 }
+
+// Modprobe returns a shell script in place of nvidia-modprobe(1): it makes those of nodes that are not there, and adds what it is
+// called with to the file record, an absolute path.
+func Modprobe(record string, nodes ...Node) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "#!/bin/sh -e\necho \"$@\" >>%s\n", record)
+	for _, n := range nodes {
+		fmt.Fprintf(&b, "[ -e /%s ] || { mkdir -p /%s; mknod -m 666 /%[1]s c %[3]d %d; }\n", n.Path, filepath.Dir(n.Path), n.Major, n.Minor)
+	}
+	return b.String()
+}
