@@ -77,7 +77,7 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 		Kubelet:    binary(root, slot.Kubelet.Binary),
 	}
 	find := func(program string) string {
-		for _, dir := range nvidia.ToolkitFolders {
+		for _, dir := range nvidiaFolders {
 			if name := path.Join(dir, program); binary(root, name).Problem == "" {
 				return name
 			}
@@ -106,6 +106,9 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 	}
 	return m
 }
+
+// nvidiaFolders are where packages, and the toolkit's own installer, put the programs of the NVIDIA Container Toolkit.
+var nvidiaFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/local/nvidia/toolkit"}
 
 // Token returns the bootstrap token that the slot's kubelet is to use, from where the goal state says. credentials is
 // $CREDENTIALS_DIRECTORY (systemd.exec(5)), nil where there is none. A slot with kubelet.exec has no token.

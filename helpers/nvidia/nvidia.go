@@ -21,10 +21,6 @@ const (
 	CDIDir = "/run/cdi"
 )
 
-// ToolkitFolders are where the programs of the NVIDIA Container Toolkit are in a machine: put there by packages, by hand, or by the
-// toolkit's own installer.
-var ToolkitFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/local/nvidia/toolkit"}
-
 // Nodes are the device nodes of the driver, as patterns of path.Match. A host has those of the modules that it has loaded: headless
 // drivers come without nvidia-modeset, the last three need NVSwitches, MIG and IMEX.
 var Nodes = []string{

@@ -15,8 +15,12 @@ import (
 	"berth/helpers/nvidia-wire/cdi"
 )
 
-// linkerFolders are where ldconfig is in a machine.
-var linkerFolders = []string{"/usr/sbin", "/sbin", "/usr/bin"}
+// Places of programs in a machine. toolkitFolders are those of NVIDIA's packages, of hand-made installations and of the
+// toolkit's own installer.
+var (
+	linkerFolders  = []string{"/usr/sbin", "/sbin", "/usr/bin"}
+	toolkitFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/local/nvidia/toolkit"}
+)
 
 // toolkitVersion is the first of the NVIDIA Container Toolkit that can leave out hooks.
 const toolkitVersion = "1.18"

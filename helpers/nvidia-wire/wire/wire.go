@@ -49,7 +49,7 @@ func (m *Machine) Wire(ctx context.Context, host *file.Root, d *nvidia.Driver, a
 	}
 	m.Log.Status("linking the driver's files")
 	ldconfig, err1 := m.find("ldconfig", "install libc-bin", linkerFolders)
-	toolkit, err2 := m.find("nvidia-ctk", "install the NVIDIA Container Toolkit "+toolkitVersion+" or newer", nvidia.ToolkitFolders)
+	toolkit, err2 := m.find("nvidia-ctk", "install the NVIDIA Container Toolkit "+toolkitVersion+" or newer", toolkitFolders)
 	if err := errors.Join(err1, err2, m.link(host, d, arch), m.linkDevices()); err != nil {
 		return "", err
 	}

@@ -162,7 +162,7 @@ var chainCases = []testCase{
 		h.goal(t, Goal+budgets+"[nvidia]\nmode = \"required\"\n")
 		h.fails(t, "systemctl start node@a")
 		out, _ := h.try(t, "systemctl status --no-pager --lines=50 node@a")
-		want(t, out, "step node-nvidia-wire@a.service failed: nvidia.mode is required, but this host has no NVIDIA GPU")
+		want(t, out, "step node-render-nspawn@a.service failed: nvidia.mode is required: no device node /dev/nvidiactl")
 		if state, exit := h.try(t, "systemctl -M node-a is-active kubelet"); exit == 0 {
 			t.Errorf("kubelet is %s; want it not started", state)
 		}

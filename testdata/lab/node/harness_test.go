@@ -59,6 +59,7 @@ func cases() []testCase {
 		peerCases,
 		machineCases,
 		runCases,
+		nvidiaCases,
 		generatorCases,
 		bootCases,
 		checkCases,
@@ -176,6 +177,9 @@ func (h *host) rest(t *testing.T) {
 		}
 		return true
 	}, "a", "b")
+	if err := RemoveGPU(t.Context(), h.Host); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // steps are the units of a slot, the supervising one last.

@@ -298,12 +298,8 @@ mounts = [{source = "/srv/da ta:1", target = "/srv/read", read_only = true}, {so
 		h.start(t, "a")
 		check := func() {
 			t.Helper()
-			wired := monotonic(t, h, "node-nvidia-wire@a", "ActiveEnter")
+			startedAfterWiring(t, h)
 			for _, service := range []string{"containerd.service", "kubelet.service"} {
-				inner := h.inside(t, "systemctl show -P InactiveExitTimestampMonotonic "+service)
-				if begun, err := strconv.ParseUint(inner, 10, 64); err != nil || begun < wired {
-					t.Errorf("%s was started at %s, before the devices were wired at %d", service, inner, wired)
-				}
 				if state := h.inside(t, "systemctl is-enabled "+service); state != "enabled" {
 					t.Errorf("%s is %s; want enabled, in node-stack.target", service, state)
 				}
@@ -433,9 +429,15 @@ func (h *host) inside(t *testing.T, script string) string {
 // lines of all steps among them.
 func (h *host) failure(t *testing.T, script string) string {
 	t.Helper()
+	return h.failureOf(t, script, "node@a")
+}
+
+// failureOf is failure with what journalctl shows of another unit.
+func (h *host) failureOf(t *testing.T, script, unit string) string {
+	t.Helper()
 	cursor := h.Must(t, "journalctl --sync; journalctl --lines=1 --output=cat --show-cursor | sed -n 's/^-- cursor: //p'")
 	h.fails(t, script)
-	return h.Must(t, "journalctl --sync; journalctl --no-pager --output=cat --after-cursor='"+cursor+"' -u node@a")
+	return h.Must(t, "journalctl --sync; journalctl --no-pager --output=cat --after-cursor='"+cursor+"' -u "+unit)
 }
 
 // seenFlags and seen are what the stand-in kubelet was given (testdata/stubkubelet).
@@ -481,10 +483,9 @@ func (h *host) seen(t *testing.T) seen {
 // question is whether the machine may.
 func openable(t *testing.T, h *host, nodes ...string) {
 	t.Helper()
-	for _, node := range nodes {
-		out := h.inside(t, "( : <"+node+" ) 2>&1 || true")
-		if out != "" && !strings.Contains(out, "No such device") {
-			t.Errorf("in the machine: %s", out)
+	for line := range strings.Lines(h.inside(t, "for node in "+strings.Join(nodes, " ")+"; do ( : <$node ) 2>&1 || true; done")) {
+		if !strings.Contains(line, "No such device") {
+			t.Errorf("in the machine: %s", line)
 		}
 	}
 }
@@ -494,6 +495,19 @@ func closed(t *testing.T, h *host) {
 	t.Helper()
 	if out := h.inside(t, "mknod /root/node c 10 252 2>&1 && rm /root/node && echo made || true"); !strings.Contains(out, "not permitted") {
 		t.Errorf("mknod of a device that is not allowed: %s", out)
+	}
+}
+
+// startedAfterWiring fails unless containerd and kubelet were started once in slot a's machine, after its devices were wired.
+func startedAfterWiring(t *testing.T, h *host) {
+	t.Helper()
+	wired := monotonic(t, h, "node-nvidia-wire@a", "ActiveEnter")
+	for _, service := range []string{"containerd.service", "kubelet.service"} {
+		var begun, restarts uint64
+		out := h.inside(t, "systemctl show -P InactiveExitTimestampMonotonic "+service+"; systemctl show -P NRestarts "+service)
+		if _, err := fmt.Sscan(out, &begun, &restarts); err != nil || begun < wired || restarts > 0 {
+			t.Errorf("%s was started at %d and restarted %d times (%v); the devices were wired at %d", service, begun, restarts, err, wired)
+		}
 	}
 }
 

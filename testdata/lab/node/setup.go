@@ -54,6 +54,22 @@ func Prepare(root, goal string) error {
 //
 // All hosts of all processes share one build, which is brought up to date once a process.
 func Install(root string) error {
+	return withBuild(func(stage string) error {
+		if err := run(exec.Command("cp", "--archive", filepath.Join(stage, "host")+"/.", root)); err != nil {
+			return err
+		}
+		for _, machine := range lab.Machines {
+			machineRoot := filepath.Join(root, "var/lib/machines", machine)
+			if err := run(exec.Command("cp", "--archive", filepath.Join(stage, "machine")+"/.", machineRoot)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// withBuild calls use with the folder that holds the shared build, which nobody changes meanwhile.
+func withBuild(use func(stage string) error) error {
 	stage := filepath.Join(lab.CacheDir(), "stage")
 	lock, err := os.OpenFile(stage+".lock", os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -67,16 +83,7 @@ func Install(root string) error {
 	if buildErr != nil {
 		return buildErr
 	}
-	if err := run(exec.Command("cp", "--archive", filepath.Join(stage, "host")+"/.", root)); err != nil {
-		return err
-	}
-	for _, machine := range lab.Machines {
-		machineRoot := filepath.Join(root, "var/lib/machines", machine)
-		if err := run(exec.Command("cp", "--archive", filepath.Join(stage, "machine")+"/.", machineRoot)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return use(stage)
 }
 
 var (
@@ -84,12 +91,11 @@ var (
 	buildErr  error
 )
 
-// build makes stage/host and stage/machine, which are copied over the root file systems.
+// build makes stage/host and stage/machine, which are copied over the root file systems, and stage/toolkit, which InstallToolkit copies.
 func build(stage string) error {
-	gomod, err := exec.Command("go", "env", "GOMOD").Output()
-	source := filepath.Dir(strings.TrimSpace(string(gomod)))
-	if _, statErr := os.Stat(filepath.Join(source, "install.sh")); err != nil || statErr != nil {
-		return fmt.Errorf("berth's source is not here (go env GOMOD: %q): run this below its folder", gomod)
+	source, err := sourceDir()
+	if err != nil {
+		return err
 	}
 	if err := os.RemoveAll(stage); err != nil {
 		return err
@@ -100,10 +106,20 @@ func build(stage string) error {
 	kubelet := exec.Command("go", "build", "-C", filepath.Join(source, "testdata/stubkubelet"), "-ldflags=-s -w",
 		"-o", filepath.Join(machine, "usr/local/bin/kubelet"))
 	kubelet.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if err := errors.Join(run(install), run(kubelet)); err != nil {
+	if err := errors.Join(run(install), run(kubelet), buildToolkit(source, filepath.Join(stage, "toolkit"))); err != nil {
 		return err
 	}
 	return leaveKernel(host, machine)
+}
+
+// sourceDir is the folder of berth's source.
+func sourceDir() (string, error) {
+	gomod, err := exec.Command("go", "env", "GOMOD").Output()
+	source := filepath.Dir(strings.TrimSpace(string(gomod)))
+	if _, statErr := os.Stat(filepath.Join(source, "install.sh")); err != nil || statErr != nil {
+		return "", fmt.Errorf("berth's source is not here (go env GOMOD: %q): run this below its folder", gomod)
+	}
+	return source, nil
 }
 
 // leaveKernel keeps a lab host from changing what it shares with the machine that runs the lab: of sysctl.d only what
