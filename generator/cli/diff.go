@@ -20,28 +20,39 @@ func diffCommand() *cli.Command {
 		Name:      "diff",
 		Usage:     "compare what is on the host with what would be written",
 		ArgsUsage: "[SLOT]",
-		Description: `Compares what is on the host with what the generator and render-config would write for SLOT (default: all slots), and tells of each
-file that is not the same what the slot needs before the change has an effect: nothing, a daemon-reload, or the restart of kubelet,
-of containerd or of the machine; and at the end the command to type. Nothing is written. It is files that are compared: a restart that
-was needed for a file that is written already is not seen.
+		Description: `Compares what is on the host with what the generator and render-config
+would write for SLOT (default: all slots). Of each file that is not the
+same it prints what is different, and what the slot needs before the
+change has an effect: nothing, no restart (it only has to be written), a
+daemon-reload, or the restart of kubelet, of containerd or of the machine;
+at the end, the command to type. "systemctl restart node@SLOT" is what
+restarts any of them, and takes the machine along.
 
-The content of a file that holds a secret, of one that only root may read, and of one that would be removed is not printed.
+Nothing is written. Where nothing is different, nothing is printed. A slot
+that is not running reads all but its units when it starts. Files are
+compared, not processes: a restart that is still to be done for a file that
+is written already is not seen.
 
-Where nothing is different, nothing is printed. A slot that is not running reads everything at its next start.
+The content of a file that holds a secret, of one that only root may read,
+and of one that would be removed is not printed.
 
-   berth diff                    all slots
-   berth diff --exit-code a      for scripts: 1 if something is different
+   berth diff                  all slots
+   berth diff --exit-code a    for scripts: exits with 1 on a difference
 
-With --json, the document is {"slots": […]}, and of a slot:
-   slot, running        its name, and whether it holds the claim on the host
-   changes              path, step; state (missing, differs, leftover); secret; old and new (type, mode, target of a link; owner where
-                        it is a wrong one); diff (unified); needs, because
-   needs                of all changes: of "daemon-reload", and one of "kubelet", "containerd", "machine"; empty: nothing
-   command              what to type; empty: nothing
-   warnings, errors     step and text
+With --json, the document is {"slots": […]}, and a slot has:
+   slot, running      its name; whether it holds the claim on the host
+   changes            path, step; state (missing, differs, leftover);
+                      secret; old and new (type, mode; target of a link;
+                      owner, where it is a wrong one), null for no file;
+                      diff (unified); needs, because
+   needs              of all changes: of "daemon-reload", and one of
+                      "kubelet", "containerd", "machine"; empty: nothing
+   command            to type; empty: nothing
+   warnings, errors   step, text
 
-Exit codes: 0 done, 1 a step would fail or something could not be read, or with --exit-code something is different, 2 usage, 3 the
-goal state is not valid or has no such slot`,
+Exit codes: 0 done, 1 a step would fail or a file could not be read, or
+with --exit-code something is different, 2 usage, 3 the goal state is not
+valid or does not have the slot`,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "exit-code", Usage: "exit with 1 if something is different"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
@@ -114,12 +125,13 @@ func diff(c *cli.Context) error {
 		if len(s.Errors) > 0 || c.Bool("exit-code") && len(s.Changes) > 0 {
 			failed = errSilent
 		}
-		printNotes(c.App.ErrWriter, name, "warning: ", s.Warnings)
-		printNotes(c.App.ErrWriter, name, "", s.Errors)
 		all = append(all, s)
 	}
 	if c.Bool("json") {
 		return cmp.Or(printJSON(c.App.Writer, map[string]any{"slots": all}), failed)
+	}
+	for _, s := range all {
+		printNotes(c.App.ErrWriter, s.Slot, s.Warnings, s.Errors)
 	}
 	printDiff(c.App.Writer, all)
 	return failed
@@ -188,22 +200,20 @@ func printDiff(w io.Writer, all []diffSlot) {
 	}
 }
 
-// printSides tells what of the two sides is different beside the content.
+// printSides tells what the two sides are, beside the content.
 func printSides(w io.Writer, f diffFile) {
 	if f.New == nil {
 		return
 	}
-	if f.Old == nil {
-		f.Old = &diffSide{}
-	}
 	text := func(s *diffSide) string {
-		switch s.Type {
-		case "":
-			return "nothing"
-		case "link":
+		if s.Type == "link" {
 			return "link -> " + visible(s.Target)
 		}
 		return s.Type + " " + s.Mode
+	}
+	if f.Old == nil {
+		fmt.Fprintf(w, "new %s\n", text(f.New))
+		return
 	}
 	if was, is := text(f.Old), text(f.New); was != is {
 		fmt.Fprintf(w, "was %s, is to be %s\n", was, is)
@@ -211,7 +221,7 @@ func printSides(w io.Writer, f diffFile) {
 	if f.Old.Owner != nil {
 		fmt.Fprintf(w, "belongs to user %d\n", *f.Old.Owner)
 	}
-	if f.Secret && f.State == compare.Differs {
-		fmt.Fprintln(w, "(secret: not shown)")
+	if f.Secret {
+		fmt.Fprintln(w, notShown)
 	}
 }

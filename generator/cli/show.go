@@ -18,27 +18,33 @@ func showCommand() *cli.Command {
 		Name:      "show",
 		Usage:     "print every file that a slot would get",
 		ArgsUsage: "[SLOT]",
-		Description: `Prints every file that the generator and render-config would write for SLOT (default: all slots) on this host, as it is now: its
-path, its mode, the step that writes it, and its content; and the files that would be removed. Nothing is written. The content of a
-file that holds a secret is not printed. Warnings and errors of a step go to the standard error stream; a step that fails does not
-hide what the others write.
+		Description: `Prints every file that the generator and render-config would write for
+SLOT (default: all slots) on this host, as it is now: its path, its mode,
+the step that writes it, and its content; and the files that would be
+removed. Nothing is written. The content of a file that holds a secret is
+not printed. Warnings and errors of a step go to the standard error stream
+(with --json into the document); a step that would fail does not hide what
+the others write.
 
-   berth show a                                              all of slot a
-   berth show --list                                         one line a file
-   berth show --file /run/systemd/nspawn/node-a.nspawn a     one file's content, and nothing else
-   berth --root /mnt/image show                              of a host in an image
+   berth show a                      all of slot a
+   berth show --list                 one line a file: type, mode, step, path
+   berth show --file /run/systemd/nspawn/node-a.nspawn
+                                     a file's content, and nothing else
+   berth --root /mnt/image show      of a host in an image
 
-With --json, the document is {"slots": […]}, and of a slot:
-   slot, running        its name, and whether it holds the claim on the host
-   files                path, type (file, link, folder), mode, step, secret; target of a link; content of a file that is not secret
-                        (not with --list)
-   remove               path and step of what is removed if it is there
-   warnings, errors     step and text
+With --json, the document is {"slots": […]}, and a slot has:
+   slot, running      its name; whether it holds the claim on the host
+   files              path, type (file, link, folder), mode, step, secret;
+                      target of a link; content, but not of a secret file,
+                      nor with --list
+   remove             path, step: what is removed if it is there
+   warnings, errors   step, text
 
-Exit codes: 0 done, 1 a step would fail or something could not be read, 2 usage, 3 the goal state is not valid or has no such slot`,
+Exit codes: 0 done, 1 a step would fail, 2 usage, 3 the goal state is not
+valid or does not have the slot`,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "list", Usage: "leave out the content"},
-			&cli.StringFlag{Name: "file", Usage: "print the content of the file at `PATH` on the host, or the target of the link, and nothing else"},
+			&cli.StringFlag{Name: "file", Usage: "print only the content of the file at `PATH` on the host, or the target of the link"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
 		Action: show,
@@ -96,8 +102,9 @@ func show(c *cli.Context) error {
 				s.Files[i].Content = nil
 			}
 		}
-		printNotes(c.App.ErrWriter, s.Slot, "warning: ", s.Warnings)
-		printNotes(c.App.ErrWriter, s.Slot, "", s.Errors)
+		if !c.Bool("json") {
+			printNotes(c.App.ErrWriter, s.Slot, s.Warnings, s.Errors)
+		}
 	}
 	switch w := c.App.Writer; {
 	case c.Bool("json"):
@@ -162,7 +169,7 @@ func showFile(c *cli.Context, all []shownSlot) error {
 	}
 	// It may be of a step that fails.
 	for _, s := range all {
-		printNotes(c.App.ErrWriter, s.Slot, "", s.Errors)
+		printNotes(c.App.ErrWriter, s.Slot, nil, s.Errors)
 	}
 	return fmt.Errorf("no step writes %s: for the files that are written, see berth show --list", name)
 }
@@ -202,7 +209,7 @@ func showFiles(w io.Writer, all []shownSlot) {
 			default:
 				fmt.Fprintln(w, paint.paint(bold, visible(fmt.Sprintf("==> %s (%s, %s)", f.Path, f.Mode, f.Step))))
 				if f.Content == nil {
-					fmt.Fprintln(w, "(secret: not shown)")
+					fmt.Fprintln(w, notShown)
 				} else {
 					fmt.Fprint(w, visible(*f.Content))
 				}
@@ -214,4 +221,3 @@ func showFiles(w io.Writer, all []shownSlot) {
 		}
 	}
 }
-

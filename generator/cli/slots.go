@@ -54,13 +54,20 @@ type note struct {
 }
 
 // printNotes writes notes line by line, each with the place that it is about.
-func printNotes(w io.Writer, slot, kind string, notes []note) {
-	for _, n := range notes {
-		for line := range strings.Lines(n.Text) {
-			fmt.Fprintf(w, "berth: slot %s: %s: %s%s\n", slot, n.Step, kind, visible(strings.TrimSuffix(line, "\n")))
+func printNotes(w io.Writer, slot string, warnings, errors []note) {
+	print := func(kind string, notes []note) {
+		for _, n := range notes {
+			for line := range strings.Lines(n.Text) {
+				fmt.Fprintf(w, "berth: slot %s: %s: %s%s\n", slot, n.Step, kind, visible(strings.TrimSuffix(line, "\n")))
+			}
 		}
 	}
+	print("warning: ", warnings)
+	print("", errors)
 }
+
+// notShown stands for the content of a file that holds a secret, or may hold one.
+const notShown = "(secret: not shown)"
 
 // fileType is the word for what a mode describes.
 func fileType(mode fs.FileMode) string {

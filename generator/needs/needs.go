@@ -54,7 +54,7 @@ const (
 var table = []rule{
 	{parts.Generator, "systemd-nspawn@*.service.d/*", Need{Reload: true, Restart: Machine, Because: "systemd-nspawn reads it when the machine starts"},
 		[]string{"After", "ExecStartPost", "PartOf", "Requires", "Restart", "RestartSec", "StartLimitIntervalSec", "TimeoutStartSec", "Wants"}},
-	{parts.Generator, "", Need{Reload: true, Because: "systemd reads it at a daemon-reload, and goes by it from then on"}, nil},
+	{parts.Generator, "", Need{Reload: true, Because: "systemd reads it then, and goes by it from then on"}, nil},
 
 	{parts.NSpawn, "run/systemd/nspawn/*.nspawn", Need{Restart: Machine, Because: "systemd-nspawn reads it when the machine starts"}, nil},
 	// DeviceAllow=, which not every systemd applies to a running unit: 252 and 262 do at a daemon-reload, 257 does not.
@@ -81,20 +81,24 @@ var table = []rule{
 // units, without which systemd may not even know it.
 func Of(part, name string, old, wanted *file.File, running bool) Need {
 	need, reloaded := find(part, name)
-	if part != parts.Generator && !running {
-		return Need{Because: "the slot is not running: it is read at the next start"}
+	if old != nil && wanted != nil && old.Mode.Type() == wanted.Mode.Type() {
+		switch {
+		case bytes.Equal(old.Content, wanted.Content):
+			return Need{Because: "its content is the same"}
+		case bytes.Equal(body(old.Content), body(wanted.Content)):
+			return Need{Because: "only its first comment differs"}
+		case reloaded != nil && onlyKeys(old.Content, wanted.Content, reloaded):
+			need, _ = find(part, "")
+		}
 	}
 	switch {
-	case !running:
-		need.Restart = None
-	case old == nil || wanted == nil || old.Mode.Type() != wanted.Mode.Type():
-	case bytes.Equal(body(old.Content), body(wanted.Content)):
-		// The mode, the owner, or the comment that names the goal state's files.
-		need = Need{Reload: part == parts.Generator, Because: "what is read from it stays the same"}
-	case reloaded != nil && onlyKeys(old.Content, wanted.Content, reloaded):
+	case running:
+		return need
+	case part == parts.Generator:
 		need, _ = find(part, "")
+		return need
 	}
-	return need
+	return Need{Because: "the slot is not running, and reads it when it starts"}
 }
 
 func find(part, name string) (Need, []string) {
@@ -168,7 +172,10 @@ func (n Need) String() string {
 	default:
 		text = append(text, "restart of "+words[n.Restart])
 	}
-	if text == nil {
+	switch {
+	case text == nil && n.Live:
+		return "no restart"
+	case text == nil:
 		return "nothing"
 	}
 	return strings.Join(text, " and ")
