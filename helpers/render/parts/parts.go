@@ -39,8 +39,8 @@ type Part struct {
 	Output render.Output
 	// Err says why the step would fail, and write nothing.
 	Err error
-	// NoToken says that the bootstrap token could not be read, and that this is all of Err. Output then is what the step would
-	// write, but for the content of render.Bootstrap.
+	// NoToken says that the bootstrap token could not be read, and that Err is about nothing else. Output then is what the step
+	// would write, but for the content of render.Bootstrap.
 	NoToken bool
 }
 
@@ -102,23 +102,16 @@ func (h *Host) Slot(ctx context.Context, name string) []Part {
 	if slot == nil {
 		return parts
 	}
-	for _, name := range Names()[1:] {
-		p := Render(ctx, host, nil, goal, slot, name)
+	for _, part := range Names()[1:] {
+		p := Render(ctx, host, nil, goal, slot, part)
 		switch {
-		case name == NSpawn && slot.NVIDIA.Mode != goalstate.Off && !nvidia.Present(host) && nvidia.Expected(host):
+		case part == NSpawn && slot.NVIDIA.Mode != goalstate.Off && !nvidia.Present(host) && nvidia.Expected(host):
 			p.Output.Warnings = append(p.Output.Warnings,
 				"nvidia: the GPUs' device nodes are not there yet: the step makes them, and then gives the machine these and the driver")
 		case p.NoToken && slot.Kubelet.BootstrapTokenCredential != "":
-			// Only its step is given the credential, and keeps it while the slot runs.
-			credentials, err := host.Sub("run/credentials/node-render-kubelet@" + slot.Name + ".service")
-			if err == nil {
-				p = Render(ctx, host, credentials, goal, slot, name)
-				credentials.Close()
-			} else if errors.Is(err, fs.ErrNotExist) {
-				p.Err = nil
-				p.Output.Warnings = append(p.Output.Warnings,
-					"kubelet.bootstrap_token_credential: not known here: systemd gives it to the step alone")
-			}
+			// Systemd takes it away when the step is done.
+			p.Err = nil
+			p.Output.Warnings = append(p.Output.Warnings, "kubelet.bootstrap_token_credential: not known here: systemd gives it to the step alone")
 		}
 		parts = append(parts, p)
 	}

@@ -2,6 +2,7 @@ package parts
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -10,7 +11,6 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/plan"
-	"berth/helpers/render"
 )
 
 const goal = `[cluster]
@@ -53,58 +53,38 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// content returns a file of a part.
-func content(t *testing.T, p Part, name string) string {
-	t.Helper()
-	for _, f := range p.Output.Files {
-		if f.Path == name {
-			return string(f.Content)
-		}
-	}
-	t.Fatalf("%s: no file %s", p.Name, name)
-	return ""
-}
-
-// TestCredential: who is not the step may not have the credential, and still is told all the rest; the step fails without it.
-func TestCredential(t *testing.T) {
-	const folder = "run/credentials/node-render-kubelet@a.service"
+// TestToken: who cannot have the token still is told all the rest, while the step fails without it.
+func TestToken(t *testing.T) {
 	for _, c := range []struct {
-		files   map[string]string
-		token   string // in the file for it
-		noToken bool
-		warning string
-		err     string
-		why     string
+		key, file    string // the goal state's key for the token, and the token in /token
+		warning, err string
+		why          string
 	}{
-		{map[string]string{folder + "/token": "abcdef.0123456789abcdef\n"}, "abcdef.0123456789abcdef", false, "", "", "the slot runs"},
-		{nil, standIn, true, "not known here", "", "it does not"},
-		{map[string]string{folder + "/other": ""}, standIn, true, "", `"token" beneath`, "it runs with another credential"},
-		{map[string]string{folder + "/token": "abcdef.SECRET"}, "", false, "", "kubelet.bootstrap_token_credential: content of token: not a bootstrap token", "no token"},
+		{"bootstrap_token_file = \"/token\"", "abcdef.0123456789abcdef", "", "", "as it should be"},
+		{"bootstrap_token_file = \"/none\"", "", "", "kubelet.bootstrap_token_file: ", "no file"},
+		{"bootstrap_token_credential = \"token\"", "", "not known here", "", "only the step has it"},
+		{"bootstrap_token_file = \"/token\"", "abcdef.SECRET", "", "kubelet.bootstrap_token_file: content of /token: not a bootstrap token", "no token"},
 	} {
-		host, err := Look(newHost(t, c.files))
+		root := newHost(t, map[string]string{
+			"etc/berth/goal.toml": strings.Replace(goal, "bootstrap_token_credential = \"token\"", c.key, 1), "token": c.file,
+		})
+		host, err := Look(root)
 		must(t, err)
 		list := host.Slot(context.Background(), "a")
 		p := list[len(list)-1]
-		if p.Name != Kubelet || p.NoToken != c.noToken {
-			t.Errorf("%s: part %s, no token: %t", c.why, p.Name, p.NoToken)
-		}
-		if c.token != "" {
-			if text := content(t, p, render.Bootstrap); !strings.Contains(text, c.token) {
-				t.Errorf("%s: %s", c.why, text)
-			}
-		} else if p.Output.Files != nil {
-			t.Errorf("%s: there are files", c.why)
+		noToken, noFiles := c.file == "", strings.Contains(c.file, "SECRET")
+		if p.Name != Kubelet || p.NoToken != noToken || (p.Output.Files == nil) != noFiles {
+			t.Errorf("%s: part %s with %d files, no token: %t", c.why, p.Name, len(p.Output.Files), p.NoToken)
 		}
 		if got := strings.Join(p.Output.Warnings, "\n"); !strings.Contains(got, c.warning) || c.warning == "" && got != "" {
 			t.Errorf("%s: warns %q, want %q", c.why, got, c.warning)
 		}
-		if (p.Err != nil) != (c.err != "") || p.Err != nil && !strings.Contains(p.Err.Error(), c.err) || p.Err != nil && strings.Contains(p.Err.Error(), "SECRET") {
+		if got := fmt.Sprint(p.Err); p.Err != nil && c.err == "" || !strings.Contains(got, c.err) || strings.Contains(got, "SECRET") {
 			t.Errorf("%s: %v, want %q", c.why, p.Err, c.err)
 		}
-
-		step := Render(context.Background(), host.Root, nil, host.Goal, host.Goal.Slots["a"], Kubelet)
-		if step.Err == nil || !strings.Contains(step.Err.Error(), "systemd passed no credentials") {
-			t.Errorf("%s: the step without its credential: %v", c.why, step.Err)
+		step := Render(context.Background(), root, nil, host.Goal, host.Goal.Slots["a"], Kubelet)
+		if (step.Err == nil) != (c.file != "" && c.err == "") {
+			t.Errorf("%s: the step: %v", c.why, step.Err)
 		}
 	}
 }
