@@ -75,7 +75,7 @@ func diffWithCredential(t *testing.T, h *host) {
 	h.Must(t, "mkdir -p /etc/credstore; printf "+token+" > /etc/credstore/token; chmod 600 /etc/credstore/token")
 	h.goal(t, strings.Replace(Goal, `bootstrap_token_file = "/etc/berth/bootstrap-token"`, `bootstrap_token_credential = "token"`, 1)+budgets)
 	h.start(t, "a")
-	const warning = "berth: slot a: render-config kubelet: warning: kubelet.bootstrap_token_credential: not known here: systemd gives it to the step alone\n"
+	const warning = "berth: slot a: render-config kubelet: warning: kubelet.bootstrap_token_credential: not known here: systemd gives it to the step alone"
 	if out := h.Must(t, "berth diff --exit-code a 2>&1"); out != warning {
 		t.Errorf("after a start; want only that the token was not compared:\n%s", out)
 	}
