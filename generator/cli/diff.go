@@ -170,12 +170,14 @@ func side(f *file.File) *diffSide {
 	return s
 }
 
+// states are the words for people.
+var states = map[compare.State]string{compare.Missing: "is missing", compare.Differs: "differs", compare.LeftOver: "is left over"}
+
 func printDiff(w io.Writer, all []diffSlot) {
 	paint := colours(w)
 	for _, s := range all {
 		for _, f := range s.Changes {
-			what := map[compare.State]string{compare.Missing: "is missing", compare.Differs: "differs", compare.LeftOver: "is left over"}[f.State]
-			fmt.Fprintln(w, paint.paint(bold, visible(f.Path)+" "+what))
+			fmt.Fprintln(w, paint.paint(bold, visible(f.Path)+" "+states[f.State]))
 			fmt.Fprintf(w, "needs %s: %s\n", f.need, f.Because)
 			printSides(w, f)
 			for line := range strings.Lines(f.Diff) {

@@ -99,6 +99,11 @@ func (h fakeHost) write(name, content string) {
 	h.add(file.File{Path: name, Mode: 0o644, Content: []byte(content)})
 }
 
+func (h fakeHost) link(name, target string) {
+	h.t.Helper()
+	h.add(file.File{Path: name, Mode: fs.ModeSymlink, Content: []byte(target)})
+}
+
 func (h fakeHost) remove(name string) {
 	h.t.Helper()
 	must(h.t, os.RemoveAll(h.path(name)))
@@ -191,6 +196,12 @@ var hosts = []struct {
 		h.start()
 		h.change("http://127.0.0.1:5000", "http://127.0.0.1:5001")
 	}, true, false, false},
+	{"public", "secrets that are on the host, and are in the goal state no more", func(h fakeHost) {
+		h.start()
+		h.change(`, header = { Authorization = ["`+header+`"] }`, "")
+		h.change("password = \""+password+"\"", "")
+		h.change(`.auths."https://private.example.com"`, "")
+	}, true, false, false},
 	{"drop-in", "one more file of the goal state, which changes nothing but the comments", func(h fakeHost) {
 		h.start()
 		h.write("etc/berth/goal.toml.d/10-same.toml", "boot = \"a\"\n")
@@ -200,9 +211,9 @@ var hosts = []struct {
 		machine := "var/lib/machines/node-a/"
 		must(h.t, os.Chmod(h.path(machine+"var/lib/kubelet/config.yaml"), 0o604|fs.ModeSetuid))
 		must(h.t, os.Chmod(h.path(machine+"etc/kubernetes/manifests"), 0o755))
-		h.add(file.File{Path: machine + "etc/systemd/system/node-stack.target.wants/kubelet.service", Mode: fs.ModeSymlink, Content: []byte("/dev/null")})
-		h.add(file.File{Path: machine + "etc/systemd/system/kubelet.service", Mode: fs.ModeSymlink, Content: []byte("\x1b[2J/dev/null")})
-		h.add(file.File{Path: machine + "etc/systemd/system/multi-user.target.wants/kubelet.service", Mode: fs.ModeSymlink, Content: []byte("/x")})
+		h.link(machine+"etc/systemd/system/node-stack.target.wants/kubelet.service", "/dev/null")
+		h.link(machine+"etc/systemd/system/kubelet.service", "\x1b[2J/dev/null")
+		h.link(machine+"etc/systemd/system/multi-user.target.wants/kubelet.service", "/x")
 		h.write(machine+"etc/systemd/system/containerd.service", "[Service]\nExecStart=/evil \x1b]0;\x07\u202e\xff\n")
 		h.write(machine+"etc/containerd/certs.d/docker.io/hosts.toml", strings.Repeat("x", 2<<20))
 		h.write(machine+"etc/containerd/certs.d/old.example.com/hosts.toml", "# Made by berth\nAuthorization = \""+header+"\"\n")
@@ -230,7 +241,8 @@ var hosts = []struct {
 
 // changeAll changes something for each kind of file.
 func changeAll(h fakeHost) {
-	h.change("[kubelet]\n", "[kubelet.config]\nmaxPods = 200\n[kubelet.config.staticPodURLHeader]\nAuthorization = [\""+podHeader+"\"]\n[kubelet]\nlabels = { a = \"b\" }\n")
+	h.change("[kubelet]\n", "[kubelet.config]\nmaxPods = 200\n[kubelet.config.staticPodURLHeader]\nAuthorization = [\""+podHeader+"\"]\n"+
+		"[kubelet]\nlabels = { a = \"b\" }\n")
 	h.change(`mounts = [{ source = "/srv/data" }]`, "mounts = []\n[timeouts]\nready = \"3m\"\nsettle = \"5s\"")
 	h.change(header, header2)
 	h.change(password, password2)

@@ -46,17 +46,20 @@ type rule struct {
 
 const (
 	system = "etc/systemd/system/" // of the machine
-	atBoot = "the machine reads it when it boots"
+	// Reasons.
+	atBoot      = "the machine reads it when it boots"
+	nspawnReads = "systemd-nspawn reads it when the machine starts"
 )
 
 // table has the rules, of which the first that matches counts. What a new version of berth writes in addition gets a line here, and
 // until then the restart of all that could read it.
 var table = []rule{
-	{parts.Generator, "systemd-nspawn@*.service.d/*", Need{Reload: true, Restart: Machine, Because: "systemd-nspawn reads it when the machine starts"},
-		[]string{"After", "ExecStartPost", "PartOf", "Requires", "Restart", "RestartSec", "StartLimitIntervalSec", "TimeoutStartSec", "Wants"}},
+	{parts.Generator, "systemd-nspawn@*.service.d/*", Need{Reload: true, Restart: Machine, Because: nspawnReads}, []string{
+		"After", "ExecStartPost", "PartOf", "Requires", "Restart", "RestartSec", "StartLimitIntervalSec", "TimeoutStartSec", "Wants",
+	}},
 	{parts.Generator, "", Need{Reload: true, Because: "systemd reads it then, and goes by it from then on"}, nil},
 
-	{parts.NSpawn, "run/systemd/nspawn/*.nspawn", Need{Restart: Machine, Because: "systemd-nspawn reads it when the machine starts"}, nil},
+	{parts.NSpawn, "run/systemd/nspawn/*.nspawn", Need{Restart: Machine, Because: nspawnReads}, nil},
 	// DeviceAllow=, which not every systemd applies to a running unit: 252 and 262 do at a daemon-reload, 257 does not.
 	{parts.NSpawn, "", Need{Reload: true, Restart: Machine, Because: "the machine's devices are allowed when it starts"}, nil},
 

@@ -111,7 +111,8 @@ func (h *Host) Slot(ctx context.Context, name string) []Part {
 		case p.NoToken && slot.Kubelet.BootstrapTokenCredential != "":
 			// Systemd takes it away when the step is done.
 			p.Err = nil
-			p.Output.Warnings = append(p.Output.Warnings, "kubelet.bootstrap_token_credential: not known here: systemd gives it to the step alone")
+			p.Output.Warnings = append(p.Output.Warnings,
+				"kubelet.bootstrap_token_credential: not known here: systemd gives it to the step alone")
 		}
 		parts = append(parts, p)
 	}
