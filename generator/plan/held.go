@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io/fs"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -36,37 +35,30 @@ func Held(root *file.Root) ([]string, error) {
 // UnitDir is where systemd has generators write, below the root directory: their NORMAL-DIR (systemd.generator(7)).
 const UnitDir = "run/systemd/generator"
 
-// Stale returns the paths of a slot's planned files that are not on the host as they should be, and of generated drop-ins
-// that are there but are not planned. NeedDaemonReload= of the units does not tell: a unit that was loaded after its source changed looks
-// fresh.
+// Stale returns the paths of a slot's planned files that are not on the host as they should be, and of those that are there but are
+// not planned. NeedDaemonReload= of the units does not tell: a unit that was loaded after its source changed looks fresh.
 func Stale(root *file.Root, slot string, planned []file.File) ([]string, error) {
-	want := make(map[string][]byte)
-	for _, f := range planned {
-		if f.Mode.IsRegular() && of(slot, f.Path) {
-			want[path.Join(UnitDir, f.Path)] = f.Content
-		}
-	}
 	var stale []string
-	for _, name := range slices.Sorted(maps.Keys(want)) {
+	for _, f := range planned {
+		if !f.Mode.IsRegular() || SlotOf(f.Path) != slot {
+			continue
+		}
+		name := path.Join(UnitDir, f.Path)
 		have, err := root.Read(name, maxUnit)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		if !bytes.Equal(have, want[name]) {
+		if err != nil || !bytes.Equal(have, f.Content) {
 			stale = append(stale, name)
 		}
 	}
-	entries, err := root.ReadDir(UnitDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	left, err := Leftover(root, planned)
+	if err != nil {
 		return nil, err
 	}
-	for _, e := range entries {
-		drop := path.Join(UnitDir, e.Name(), dropIn)
-		if _, planned := want[drop]; planned || !e.IsDir() || !of(slot, e.Name()) {
-			continue
-		}
-		if _, err := root.Lstat(drop); err == nil {
-			stale = append(stale, drop)
+	for _, name := range left {
+		if SlotOf(name) == slot {
+			stale = append(stale, path.Join(UnitDir, name))
 		}
 	}
 	return stale, nil
@@ -75,8 +67,66 @@ func Stale(root *file.Root, slot string, planned []file.File) ([]string, error) 
 // maxUnit is more than any unit file that is planned.
 const maxUnit = 1 << 20
 
-// of tells whether a path of a plan belongs to the slot.
-func of(slot, name string) bool {
-	unit, _, _ := strings.Cut(name, "/")
-	return strings.Contains(unit, "@"+slot+".service") || strings.Contains(unit, "@"+goalstate.MachineName(slot)+".service")
+// Leftover returns the paths, sorted and relative to UnitDir, of what the generator has made there and is not planned any more. It
+// goes with the next daemon-reload: systemd empties UnitDir before it runs the generators.
+func Leftover(root *file.Root, planned []file.File) ([]string, error) {
+	var left []string
+	add := func(name string) {
+		if SlotOf(name) != "" && !slices.ContainsFunc(planned, func(f file.File) bool { return f.Path == name }) {
+			left = append(left, name)
+		}
+	}
+	entries, err := root.ReadDir(UnitDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case name == wants:
+			links, err := root.ReadDir(path.Join(UnitDir, name))
+			if err != nil {
+				return nil, err
+			}
+			for _, link := range links {
+				add(path.Join(name, link.Name()))
+			}
+		case !e.IsDir():
+			add(name)
+		default:
+			if _, err := root.Lstat(path.Join(UnitDir, name, dropIn)); err == nil {
+				add(path.Join(name, dropIn))
+			}
+		}
+	}
+	return left, nil
+}
+
+// SlotOf returns the slot that a path belongs to which the generator writes, relative to its output folder; empty: none.
+func SlotOf(name string) string {
+	unit := name
+	switch dir, base := path.Split(name); {
+	case dir == wants+"/":
+		unit = base
+	case base == dropIn && strings.HasSuffix(dir, ".d/"):
+		unit = strings.TrimSuffix(dir, ".d/")
+	}
+	instance, isService := strings.CutSuffix(unit, ".service")
+	template, slot, _ := strings.Cut(instance, "@")
+	switch mounted, isMount := strings.CutPrefix(unit, strings.TrimSuffix(bpffs(""), mount)); {
+	case isMount:
+		slot = strings.TrimSuffix(mounted, mount)
+	case !isService:
+		return ""
+	case template == "systemd-nspawn":
+		var isNode bool
+		if slot, isNode = strings.CutPrefix(slot, goalstate.MachineName("")); !isNode {
+			return ""
+		}
+	case template != "node" && !strings.HasPrefix(template, "node-"):
+		return ""
+	}
+	if !goalstate.ValidSlotName(slot) {
+		return ""
+	}
+	return slot
 }

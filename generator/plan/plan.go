@@ -30,8 +30,12 @@ const (
 	grace = 10 * time.Second
 )
 
-// dropIn is the name of every generated drop-in.
-const dropIn = "50-berth.conf"
+// Names in the generator's output folder.
+const (
+	dropIn = "50-berth.conf" // of every drop-in
+	wants  = "multi-user.target.wants"
+	mount  = ".mount"
+)
 
 // fallback is the static unit that answers for a slot without a valid goal state, as seen on the host.
 const fallback = "/usr/lib/systemd/system/node@.service"
@@ -104,16 +108,20 @@ func (p *planner) node(s *goalstate.Slot) {
 // machine adds the drop-in of the distribution's own unit of the slot's machine, and what belongs to it.
 func (p *planner) machine(slot string, t goalstate.Timeouts) {
 	machine := goalstate.MachineName(slot)
-	bpffs := sdunit.UnitNamePathEscape("/run/bpffs/"+machine) + ".mount"
-	p.add(bpffs, "bpffs.mount", map[string]string{"MACHINE": machine})
+	p.add(bpffs(slot), "bpffs.mount", map[string]string{"MACHINE": machine})
 	p.add("systemd-nspawn@"+machine+".service.d/"+dropIn, "systemd-nspawn@.service.d", map[string]string{
 		"SLOT":    slot,
-		"BPFFS":   bpffs,
+		"BPFFS":   bpffs(slot),
 		"START":   seconds(t.Ready),
 		"DEVICES": device.Lines(),
 		"BEFORE": strings.Join(instances(slot,
 			"node-peer-guard", "node-render-nspawn", "node-render-containerd", "node-render-kubelet"), " "),
 	})
+}
+
+// bpffs is the unit that mounts the bpf file system of the slot's machine.
+func bpffs(slot string) string {
+	return sdunit.UnitNamePathEscape("/run/bpffs/"+goalstate.MachineName(slot)) + mount
 }
 
 // budgets adds the drop-ins of those steps whose time the goal state sets, and of the step that is given a credential.
@@ -166,7 +174,7 @@ func (p *planner) boot(slot string, valid bool) {
 		target = "../node@" + slot + ".service"
 	}
 	p.files = append(p.files, file.File{
-		Path: path.Join("multi-user.target.wants", "node@"+slot+".service"), Mode: fs.ModeSymlink | 0o777, Content: []byte(target),
+		Path: path.Join(wants, "node@"+slot+".service"), Mode: fs.ModeSymlink | 0o777, Content: []byte(target),
 	})
 }
 

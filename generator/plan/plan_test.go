@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,6 +109,7 @@ func TestStale(t *testing.T) {
 			UnitDir + "/node-render-nspawn@a.service.d/50-berth.conf",
 			UnitDir + "/node-wait-dbus@a.service.d/50-berth.conf",
 			unitA,
+			UnitDir + `/run-bpffs-node\x2da.mount`,
 			dropInA,
 		}},
 	} {
@@ -133,6 +135,55 @@ func TestStale(t *testing.T) {
 	}
 	if got, err := Stale(root, "a", planned); err == nil {
 		t.Errorf("a FIFO in place of a unit: %q, want an error", got)
+	}
+}
+
+func TestLeftover(t *testing.T) {
+	planned := mustUnits(t, mustParse(t, full), nil)
+	root := installed(t, planned)
+	if got, err := Leftover(root, planned); got != nil || err != nil {
+		t.Errorf("of what is planned: %q, %v", got, err)
+	}
+	// Without a goal state and without a claim, all of it; with other programs' units beside it, not these.
+	for _, name := range []string{"tmp.mount", "multi-user.target.wants/x@a.service", "x.service.d/50-berth.conf", "a/b"} {
+		if _, err := root.Write(file.File{Path: UnitDir + "/" + name, Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var want []string
+	for _, f := range planned {
+		want = append(want, f.Path)
+	}
+	got, err := Leftover(root, nil)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v, -want +got:\n%s", err, diff)
+	}
+}
+
+func TestSlotOf(t *testing.T) {
+	for _, f := range mustUnits(t, mustParse(t, full), []string{"ab"}) {
+		if SlotOf(f.Path) == "" {
+			t.Errorf("%s is planned, and belongs to no slot", f.Path)
+		}
+	}
+	for _, c := range []struct{ name, want, why string }{
+		{"node@a.service", "a", "the supervising unit"},
+		{"node-kubelet@ab.service.d/50-berth.conf", "ab", "a step"},
+		{"systemd-nspawn@node-a.service.d/50-berth.conf", "a", "the machine"},
+		{`run-bpffs-node\x2da.mount`, "a", "its bpf file system"},
+		{"multi-user.target.wants/node@b.service", "b", "the boot slot"},
+		{"systemd-nspawn@other.service.d/50-berth.conf", "", "a machine that is no slot's"},
+		{`run-bpffs-x\x2da.mount`, "", "another mount"},
+		{"getty@a.service", "", "another unit of that instance"},
+		{"node@.service", "", "the template"},
+		{"node@a.socket", "", "another type"},
+		{"other.target.wants/node@a.service", "", "another folder"},
+		{"node@a.service.d/10-other.conf", "", "another program's drop-in"},
+	} {
+		if got := SlotOf(c.name); got != c.want {
+			t.Errorf("%s: slot %q, want %q: %s", c.name, got, c.want, c.why)
+		}
 	}
 }
 

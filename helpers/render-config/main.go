@@ -10,16 +10,14 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"runtime"
 	"time"
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
 	"berth/generator/plan"
-	"berth/helpers/facts"
 	"berth/helpers/machine"
 	"berth/helpers/nvidia"
-	"berth/helpers/render"
+	"berth/helpers/render/parts"
 	"berth/helpers/step"
 )
 
@@ -42,40 +40,29 @@ func run(ctx context.Context, s *step.Step) error {
 	if err != nil {
 		return err
 	}
-	switch part := s.Args["PART"]; part {
-	case "nspawn":
-		return nspawn(ctx, s, goal, slot)
-	case "containerd":
-		return inMachine(s, slot, func(root *file.Root) (render.Output, error) {
-			return render.Containerd(slot, goal.Sources, facts.DiscoverHost(s.Root, slot), facts.DiscoverMachine(root, slot))
-		})
-	case "kubelet":
-		return inMachine(s, slot, func(root *file.Root) (render.Output, error) {
-			token, err := token(s, slot)
-			if err != nil {
-				return render.Output{}, err
-			}
-			host, m := facts.DiscoverHost(s.Root, slot), facts.DiscoverMachine(root, slot)
-			return render.Kubelet(slot, goal.Sources, host, m, render.Secrets{BootstrapToken: token})
-		})
+	name := s.Args["PART"]
+	switch name {
+	case parts.NSpawn:
+		if err := makeNodes(ctx, s, slot.NVIDIA.Mode); err != nil {
+			return err
+		}
+	case parts.Containerd, parts.Kubelet:
 	default:
-		return &step.Failure{Code: step.ExitUsage, Err: fmt.Errorf("part %q: want nspawn, containerd or kubelet", part)}
+		return &step.Failure{Code: step.ExitUsage, Err: fmt.Errorf("part %q: want nspawn, containerd or kubelet", name)}
 	}
+	credentials, err := credentials()
+	if err != nil {
+		return err
+	}
+	changed, err := write(s, parts.Render(ctx, s.Root, credentials, goal, slot, name))
+	if err != nil || name != parts.NSpawn {
+		return err
+	}
+	return reload(ctx, s, goal, changed)
 }
 
-// nspawn writes the machine's settings, and makes sure that systemd knows the slot's units as they are now.
-func nspawn(ctx context.Context, s *step.Step, goal *goalstate.GoalState, slot *goalstate.Slot) error {
-	driver, err := gpus(ctx, s, slot.NVIDIA.Mode)
-	if err != nil {
-		return err
-	}
-	host := facts.DiscoverHost(s.Root, slot)
-	host.NVIDIA = driver
-	out, err := render.NSpawn(slot, goal.Sources, host)
-	changed, err := write(s, s.Root, out, err)
-	if err != nil {
-		return err
-	}
+// reload makes sure that systemd knows the slot's units as they are now. changed are the files that were written.
+func reload(ctx context.Context, s *step.Step, goal *goalstate.GoalState, changed []string) error {
 	held, err := plan.Held(s.Root)
 	if err != nil {
 		return err
@@ -84,7 +71,7 @@ func nspawn(ctx context.Context, s *step.Step, goal *goalstate.GoalState, slot *
 	if err != nil {
 		return err
 	}
-	stale, err := plan.Stale(s.Root, slot.Name, units)
+	stale, err := plan.Stale(s.Root, s.Slot, units)
 	if err != nil {
 		return err
 	}
@@ -108,51 +95,40 @@ func nspawn(ctx context.Context, s *step.Step, goal *goalstate.GoalState, slot *
 	return nil
 }
 
-// gpus has the device nodes of the host's NVIDIA GPUs made, and finds their driver; nil: there is none, or it is not wanted.
-func gpus(ctx context.Context, s *step.Step, mode goalstate.Mode) (*nvidia.Driver, error) {
+// makeNodes has the device nodes of the host's NVIDIA GPUs made, where GPUs are wanted.
+func makeNodes(ctx context.Context, s *step.Step, mode goalstate.Mode) error {
 	if mode == goalstate.Off || mode == goalstate.Auto && !nvidia.Expected(s.Root) {
-		return nil, nil
+		return nil
 	}
 	s.Status("making the device nodes of the NVIDIA GPUs")
 	done, err := nvidia.MakeNodes(ctx, s.Root)
 	for _, line := range done {
 		s.Info("%s", line)
 	}
-	switch {
-	case err != nil && mode == goalstate.Required:
-		return nil, fmt.Errorf("nvidia.mode is required: %w", err)
-	case err != nil:
+	if err != nil && mode == goalstate.Required {
+		return fmt.Errorf("nvidia.mode is required: %w", err)
+	}
+	if err != nil {
 		s.Warn("nvidia: %v", err)
 	}
-	if !nvidia.Present(s.Root) {
-		return nil, nil
-	}
-	return nvidia.Discover(ctx, s.Root, runtime.GOARCH)
+	return nil
 }
 
-// inMachine renders a part that goes into the root file system of the slot's machine.
-func inMachine(s *step.Step, slot *goalstate.Slot, render func(*file.Root) (render.Output, error)) error {
-	dir, err := s.Root.Sub("var/lib/machines/" + slot.MachineName())
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("the slot has no root file system: want one in /var/lib/machines/%s", slot.MachineName())
-	} else if err != nil {
-		return err
-	}
-	defer dir.Close()
-	out, err := render(dir)
-	_, err = write(s, dir, out, err)
-	return err
-}
-
-// write applies what was rendered beneath root and returns the paths of the files that were written or removed. What was rendered
-// with an error is not written at all; its warnings are still told.
-func write(s *step.Step, root *file.Root, out render.Output, err error) ([]string, error) {
+// write applies a part and returns the paths of the files that were written or removed. What was rendered with an error is not
+// written at all; its warnings are still told.
+func write(s *step.Step, part parts.Part) ([]string, error) {
+	out := part.Output
 	for _, w := range out.Warnings {
 		s.Warn("%s", w)
 	}
+	if part.Err != nil {
+		return nil, part.Err
+	}
+	root, err := s.Root.Sub(part.Base)
 	if err != nil {
 		return nil, err
 	}
+	defer root.Close()
 	changed, err := root.WriteAll(out.Files)
 	for _, name := range changed {
 		s.Info("wrote /%s", name)
@@ -172,16 +148,11 @@ func write(s *step.Step, root *file.Root, out render.Output, err error) ([]strin
 	return changed, err
 }
 
-// token reads the bootstrap token from where the goal state says.
-func token(s *step.Step, slot *goalstate.Slot) (string, error) {
+// credentials opens $CREDENTIALS_DIRECTORY; nil: systemd passed none.
+func credentials() (*file.Root, error) {
 	dir := os.Getenv("CREDENTIALS_DIRECTORY")
 	if dir == "" {
-		return facts.Token(s.Root, nil, slot.Kubelet)
+		return nil, nil
 	}
-	credentials, err := file.OpenRoot(dir)
-	if err != nil {
-		return "", err
-	}
-	defer credentials.Close()
-	return facts.Token(s.Root, credentials, slot.Kubelet)
+	return file.OpenRoot(dir)
 }

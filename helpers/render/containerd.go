@@ -110,12 +110,18 @@ func (r *renderer) configVersion(m facts.Machine) (version int, ok bool) {
 	return 0, false
 }
 
+// credentials are the tables of containerd's registry settings that may hold some: "auths" by URL, "configs" by host with a table
+// "auth", and the headers of every request (Registry of containerd's pkg/cri/config, 1.x and 2.x).
+var credentials = []string{"auths", "configs", "headers"}
+
 // addConfig adds containerd's configuration, as a secret if it holds credentials of registries.
 func (r *renderer) addConfig(version int, h facts.Host, m facts.Machine) {
 	config := r.containerdConfig(version, h, m)
 	add := r.add
-	if at(config, "plugins", layouts[version].images, "registry", "auths") != nil {
-		add = r.secret
+	for _, key := range credentials {
+		if at(config, "plugins", layouts[version].images, "registry", key) != nil {
+			add = r.secret
+		}
 	}
 	add(containerdConfig[1:], "containerd-config.toml", map[string]string{"CONFIG": encode(config)})
 }

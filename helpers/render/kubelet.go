@@ -21,11 +21,14 @@ const (
 	kubeletDir    = "/var/lib/kubelet"
 	kubeletConfig = kubeletDir + "/config.yaml"
 	kubeconfig    = kubeletDir + "/kubeconfig"
-	bootstrap     = kubeletDir + "/bootstrap-kubeconfig"
+	bootstrap     = "/" + Bootstrap
 	clientCA      = "/etc/kubernetes/pki/apiserver-client-ca.crt"
 	manifests     = "/etc/kubernetes/manifests"
 	volumePlugins = "/etc/kubernetes/volumeplugins"
 )
+
+// Bootstrap is the file, relative to the machine's root, that holds the bootstrap token. No other file depends on it.
+const Bootstrap = "var/lib/kubelet/bootstrap-kubeconfig"
 
 // Secrets are what kubelet proves with who it is. They come from outside the goal state's files, and are never part of an
 // error.
@@ -49,7 +52,11 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 	node := r.nodeName(h)
 	ca := r.certificateAuthority(h)
 
-	r.add(kubeletConfig[1:], "kubelet-config.yaml", map[string]string{"CONFIG": r.yaml("kubelet.config", r.kubeletConfig(h))})
+	addConfig := r.add
+	if k.Config["staticPodURLHeader"] != nil {
+		addConfig = r.secret // Authorization, for instance
+	}
+	addConfig(kubeletConfig[1:], "kubelet-config.yaml", map[string]string{"CONFIG": r.yaml("kubelet.config", r.kubeletConfig(h))})
 	r.add(clientCA[1:], "apiserver-client-ca.crt", map[string]string{"CERTIFICATES": ca})
 	r.folder(manifests[1:], 0o700)
 	r.folder(volumePlugins[1:], 0o755)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -225,6 +226,53 @@ func TestSecretsStaySecret(t *testing.T) {
 	_, err = Kubelet(slot, nil, h, facts.Machine{}, Secrets{BootstrapToken: "abcdef.SECRET"})
 	if err == nil || strings.Contains(err.Error(), "SECRET") {
 		t.Errorf("a broken token: %v", err)
+	}
+}
+
+// TestMoreSecrets: credentials that people put into a component's own tables.
+func TestMoreSecrets(t *testing.T) {
+	table := func(keys ...string) map[string]any {
+		var value any = "SECRET"
+		for _, key := range slices.Backward(keys) {
+			value = map[string]any{key: value}
+		}
+		return value.(map[string]any)
+	}
+	h := facts.Host{Name: "h", CertificateAuthority: certificate(t)}
+	for _, c := range []struct {
+		version             int
+		containerd, kubelet map[string]any
+		why                 string
+	}{
+		{3, table("plugins", criV2Images, "registry", "auths", "https://r", "password"), nil, "2.x: by URL"},
+		{2, table("plugins", criV1, "registry", "configs", "r", "auth", "password"), nil, "1.x: by host"},
+		{2, table("plugins", criV1, "registry", "headers", "Authorization"), nil, "1.x: headers of all requests"},
+		{3, nil, table("staticPodURLHeader", "Authorization"), "kubelet's static pods"},
+	} {
+		slot := &goalstate.Slot{
+			Name: "a", Kubelet: goalstate.Kubelet{Exec: &goalstate.Exec{}, Config: c.kubelet},
+			Containerd: goalstate.Containerd{ConfigVersion: c.version, Config: c.containerd},
+		}
+		one, err := Containerd(slot, nil, h, facts.Machine{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		two, err := Kubelet(slot, nil, h, facts.Machine{}, Secrets{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		holders := 0
+		for _, f := range append(one.Files, two.Files...) {
+			if strings.Contains(string(f.Content), "SECRET") {
+				holders++
+				if !f.Secret || f.Mode != 0o600 {
+					t.Errorf("%s: %s has it, with mode %v", c.why, f.Path, f.Mode)
+				}
+			}
+		}
+		if holders != 1 {
+			t.Errorf("%s: %d files have it, want one", c.why, holders)
+		}
 	}
 }
 

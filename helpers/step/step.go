@@ -155,16 +155,24 @@ func (s *Step) prepare(root, budget string) (err error) {
 func (s *Step) Goal() (*goalstate.GoalState, *goalstate.Slot, error) {
 	goal, err := goalstate.Load(s.Root)
 	if errors.Is(err, goalstate.ErrNone) {
-		return nil, nil, Invalidf("there is no goal state: write /etc/berth/goal.toml")
+		return nil, nil, NoGoal()
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	slot := goal.Slots[s.Slot]
 	if slot == nil {
-		return nil, nil, Invalidf("slot %s is not in the goal state (slots: %s)", s.Slot, strings.Join(goal.SlotNames(), ", "))
+		return nil, nil, NoSlot(goal, s.Slot)
 	}
 	return goal, slot, nil
+}
+
+// NoGoal makes the error of a host without a goal state.
+func NoGoal() error { return Invalidf("there is no goal state: write /etc/berth/goal.toml") }
+
+// NoSlot makes the error of a slot that is not in the goal state.
+func NoSlot(goal *goalstate.GoalState, slot string) error {
+	return Invalidf("slot %s is not in the goal state (slots: %s)", slot, strings.Join(goal.SlotNames(), ", "))
 }
 
 // Status tells systemd what the step does or waits for at the moment; "systemctl status" shows it. What was told last stays

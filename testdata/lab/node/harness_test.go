@@ -63,6 +63,7 @@ func cases() []testCase {
 		generatorCases,
 		bootCases,
 		checkCases,
+		diffCases,
 	} {
 		all = append(all, group...)
 	}
