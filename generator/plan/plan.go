@@ -33,8 +33,11 @@ const (
 // dropIn is the name of every generated drop-in.
 const dropIn = "50-berth.conf"
 
-// fallback is the static unit that answers for a slot without a valid goal state, as seen on the host.
-const fallback = "/usr/lib/systemd/system/node@.service"
+// Where install.sh puts the steps' programs and the static units; it sets both when it links.
+var (
+	libDir  = "/usr/lib/berth"
+	unitDir = "/usr/lib/systemd/system"
+)
 
 // defaultTimeouts are those of a slot that still runs but is not in the goal state any more.
 var defaultTimeouts = goalstate.Timeouts{Ready: 2 * time.Minute, AfterStart: 3 * time.Minute}
@@ -97,7 +100,7 @@ func (p *planner) add(name, template string, values map[string]string) {
 
 func (p *planner) node(s *goalstate.Slot) {
 	p.add("node@"+s.Name+".service", "node@.service", map[string]string{
-		"SLOT": s.Name, "MACHINE": s.MachineName(), "SOURCE": p.source, "START": seconds(total(s.Timeouts)),
+		"SLOT": s.Name, "MACHINE": s.MachineName(), "SOURCE": p.source, "LIBDIR": libDir, "START": seconds(total(s.Timeouts)),
 	})
 }
 
@@ -161,7 +164,7 @@ func (p *planner) order(s *goalstate.Slot, slots map[string]*goalstate.Slot) {
 // boot adds the link that starts a slot at boot. Units from a generator cannot be enabled by systemctl, and the boot slot
 // of a broken goal state gets the link too: its start fails and says why, instead of a host that silently has no node.
 func (p *planner) boot(slot string, valid bool) {
-	target := fallback
+	target := path.Join(unitDir, "node@.service") // which answers for a slot without a valid goal state
 	if valid {
 		target = "../node@" + slot + ".service"
 	}
