@@ -36,7 +36,7 @@ build() {
     # Static and reproducible: the same source, version and folders give the same bytes wherever they are built.
     export CGO_ENABLED=0
     flags="-s -w -X berth/helpers/step.version=$(version)
-        -X berth/generator/plan.libDir=$PREFIX/lib/berth -X berth/generator/plan.unitDir=$SYSTEMD_PREFIX/lib/systemd/system"
+        -X berth/templates.LibDir=$PREFIX/lib/berth -X berth/generator/plan.unitDir=$SYSTEMD_PREFIX/lib/systemd/system"
     go build -trimpath -buildvcs=false -ldflags="$flags" -o bin/berth-generator ./generator
     go build -trimpath -buildvcs=false -ldflags="$flags" -o bin/berth ./generator/berth
     go build -trimpath -buildvcs=false -ldflags="$flags" -o bin/ ./helpers/...

@@ -33,11 +33,8 @@ const (
 // dropIn is the name of every generated drop-in.
 const dropIn = "50-berth.conf"
 
-// Where install.sh puts the steps' programs and the static units; it sets both when it links.
-var (
-	libDir  = "/usr/lib/berth"
-	unitDir = "/usr/lib/systemd/system"
-)
+// unitDir is where the static units are on the host; install.sh sets it when it links.
+var unitDir = "/usr/lib/systemd/system"
 
 // defaultTimeouts are those of a slot that still runs but is not in the goal state any more.
 var defaultTimeouts = goalstate.Timeouts{Ready: 2 * time.Minute, AfterStart: 3 * time.Minute}
@@ -100,7 +97,7 @@ func (p *planner) add(name, template string, values map[string]string) {
 
 func (p *planner) node(s *goalstate.Slot) {
 	p.add("node@"+s.Name+".service", "node@.service", map[string]string{
-		"SLOT": s.Name, "MACHINE": s.MachineName(), "SOURCE": p.source, "LIBDIR": libDir, "START": seconds(total(s.Timeouts)),
+		"SLOT": s.Name, "MACHINE": s.MachineName(), "SOURCE": p.source, "LIBDIR": templates.LibDir, "START": seconds(total(s.Timeouts)),
 	})
 }
 
