@@ -1,8 +1,8 @@
 #!/bin/sh
-# install.sh build       builds the programs and man pages into bin/
+# install.sh build       builds programs and man pages into $OUT/bin (OUT: default this folder)
 # install.sh install     builds, and installs all below $DESTDIR (default: this host). Nothing is started or reloaded.
 # install.sh uninstall   removes what install would put below the same $DESTDIR, $PREFIX, $SYSTEMD_PREFIX and $SYSCONFDIR
-# install.sh packages    makes a .deb and an .rpm in build/ (architecture: $GOARCH, default this machine's)
+# install.sh packages    makes a .deb and an .rpm in $OUT/build, for $GOARCH (default: this machine's), of $MAINTAINER ("NAME <MAIL>")
 # install.sh version     prints the version: $VERSION, else that of the git checkout, else 0.0.0
 #
 # PREFIX (default /usr) is where programs, man pages and completions go: the units then name $PREFIX/lib/berth.
@@ -14,6 +14,7 @@
 set -eu
 cd "$(dirname "$0")"
 
+OUT=${OUT:-$PWD}
 : "${DESTDIR:=}" "${PREFIX:=/usr}" "${SYSTEMD_PREFIX:=/usr}" "${SYSCONFDIR:=/etc}"
 for folder in "$PREFIX" "$SYSTEMD_PREFIX" "$SYSCONFDIR"; do
     case $folder in
@@ -37,36 +38,37 @@ build() {
     export CGO_ENABLED=0
     flags="-s -w -X berth/helpers/step.version=$(version)
         -X berth/templates.LibDir=$PREFIX/lib/berth -X berth/generator/plan.unitDir=$SYSTEMD_PREFIX/lib/systemd/system"
-    go build -trimpath -buildvcs=false -ldflags="$flags" -o bin/berth-generator ./generator
-    go build -trimpath -buildvcs=false -ldflags="$flags" -o bin/berth ./generator/berth
-    go build -trimpath -buildvcs=false -ldflags="$flags" -o bin/ ./helpers/...
+    go build -trimpath -buildvcs=false -ldflags="$flags" -o "$OUT/bin/berth-generator" ./generator
+    go build -trimpath -buildvcs=false -ldflags="$flags" -o "$OUT/bin/" ./generator/berth ./helpers/...
     texts
 }
 
 # texts makes what is installed of the texts in docs/man and units.
 texts() {
-    rm -rf bin/man bin/units
-    mkdir -p bin/man bin/units
+    rm -rf "$OUT/bin/man" "$OUT/bin/units"
+    mkdir -p "$OUT/bin/man" "$OUT/bin/units"
     for page in docs/man/*.md; do
-        env -u GOOS -u GOARCH go tool go-md2man -in "$page" -out "bin/man/$(basename "$page" .md)"
+        env -u GOOS -u GOARCH go tool go-md2man -in "$page" -out "$OUT/bin/man/$(basename "$page" .md)"
     done
     for unit in units/*.service; do
-        sed "s|^\(Exec[A-Za-z]*=-\{0,1\}\)/usr/lib/berth/|\1$PREFIX/lib/berth/|" "$unit" >"bin/units/$(basename "$unit")"
+        sed "s|^\(Exec[A-Za-z]*=-\{0,1\}\)/usr/lib/berth/|\1$PREFIX/lib/berth/|" "$unit" >"$OUT/bin/units/$(basename "$unit")"
     done
 }
 
 # each COMMAND: calls COMMAND MODE FOLDER FILE... for all files. This is the one place that knows where files go.
 each() {
-    "$1" 0755 "$PREFIX/bin" bin/berth
-    "$1" 0755 "$PREFIX/lib/berth" bin/peer-guard bin/render-config bin/wait-dbus bin/nvidia-wire bin/machine-unit bin/wait-kubelet
+    "$1" 0755 "$PREFIX/bin" "$OUT/bin/berth"
+    for helper in machine-unit nvidia-wire peer-guard render-config wait-dbus wait-kubelet; do
+        "$1" 0755 "$PREFIX/lib/berth" "$OUT/bin/$helper"
+    done
     for section in 5 8; do
-        "$1" 0644 "$PREFIX/share/man/man$section" bin/man/*.$section
+        "$1" 0644 "$PREFIX/share/man/man$section" "$OUT"/bin/man/*."$section"
     done
     "$1" 0644 "$PREFIX/share/bash-completion/completions" units/completion/berth
     "$1" 0644 "$PREFIX/share/zsh/site-functions" units/completion/_berth
     "$1" 0644 "$PREFIX/share/fish/vendor_completions.d" units/completion/berth.fish
-    "$1" 0755 "$SYSTEMD_PREFIX/lib/systemd/system-generators" bin/berth-generator
-    "$1" 0644 "$SYSTEMD_PREFIX/lib/systemd/system" bin/units/*.service
+    "$1" 0755 "$SYSTEMD_PREFIX/lib/systemd/system-generators" "$OUT/bin/berth-generator"
+    "$1" 0644 "$SYSTEMD_PREFIX/lib/systemd/system" "$OUT"/bin/units/*.service
     "$1" 0644 "$SYSTEMD_PREFIX/lib/sysctl.d" units/sysctl.d/*.conf
     "$1" 0644 "$SYSTEMD_PREFIX/lib/modules-load.d" units/modules-load.d/*.conf
     "$1" 0644 "$SYSTEMD_PREFIX/lib/tmpfiles.d" units/tmpfiles.d/*.conf
@@ -95,16 +97,18 @@ packages() {
     VERSION=$(version)
     GOARCH=${GOARCH:-$(go env GOARCH)}
     SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -c safe.directory='*' log -1 --format=%ct 2>/dev/null || echo 0)}
-    DESTDIR=build/root
-    export VERSION GOARCH SOURCE_DATE_EPOCH
-    rm -rf build/root
+    MAINTAINER=${MAINTAINER:-"unknown <root@localhost>"}
+    DESTDIR=$OUT/build/root PREFIX=/usr SYSTEMD_PREFIX=/usr SYSCONFDIR=/etc
+    export VERSION GOARCH SOURCE_DATE_EPOCH MAINTAINER
+    rm -rf "$DESTDIR"
     build
     each into
-    gzip -9 --no-name build/root/usr/share/man/man*/*
-    find build/root -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+    gzip -9 --no-name "$DESTDIR"/usr/share/man/man*/*
+    find "$DESTDIR" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
     for format in deb rpm; do
         # nfpm runs on this machine, also where the programs are for another.
-        env -u GOOS -u GOARCH ARCH="$GOARCH" go run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.48.0 package --packager "$format" --target build
+        env -u GOOS -u GOARCH ARCH="$GOARCH" TREE="$DESTDIR" \
+            go run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.1 package --packager "$format" --target "$OUT/build"
     done
 }
 
