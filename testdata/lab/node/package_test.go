@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -176,5 +177,81 @@ func TestPackages(t *testing.T) {
 	}
 	if configs := output("dpkg-deb --info " + deb(dir, oldVersion) + " conffiles"); configs != "/etc/needrestart/conf.d/50-berth.conf\n" {
 		t.Errorf("configuration files of the .deb: %q", configs)
+	}
+}
+
+// TestInstall installs below another prefix, has the generator make units, and uninstalls.
+func TestInstall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds all programs")
+	}
+	t.Parallel()
+	source, err := sourceDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dest, out := t.TempDir(), t.TempDir()
+	install := func(verb, prefix string) (string, error) {
+		cmd := exec.Command(filepath.Join(source, "install.sh"), verb)
+		cmd.Env = append(os.Environ(), "DESTDIR="+dest, "OUT="+out, "PREFIX="+prefix, "VERSION="+oldVersion)
+		text, err := cmd.CombinedOutput()
+		return string(text), err
+	}
+	for _, prefix := range []string{"opt", "/opt/", "/opt/%i", "/opt/a b"} {
+		if text, err := install("install", prefix); err == nil || !strings.Contains(text, "want an absolute path") {
+			t.Errorf("PREFIX=%q: %v, %s; want it refused: it becomes part of units", prefix, err, text)
+		}
+	}
+	if text, err := install("install", "/opt/berth"); err != nil {
+		t.Fatal(err, text)
+	}
+	units := filepath.Join(dest, "usr/lib/systemd/system")
+	generated := t.TempDir()
+	if err := WriteGoal(dest, Goal); err != nil {
+		t.Fatal(err)
+	}
+	generator := exec.Command(filepath.Join(dest, "usr/lib/systemd/system-generators/berth-generator"), generated, generated, generated)
+	generator.Env = append(os.Environ(), "BERTH_ROOT="+dest)
+	if err := run(generator); err != nil {
+		t.Fatal(err)
+	}
+	commands := 0
+	for _, dir := range []string{units, generated} {
+		err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			for _, match := range regexp.MustCompile(`(?m)^Exec\w+=-?(/\S*berth/\S+)`).FindAllStringSubmatch(string(text), -1) {
+				commands++
+				if _, err := os.Stat(filepath.Join(dest, match[1])); err != nil {
+					t.Errorf("%s: %s: %v", path, match[0], err)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if commands < 15 {
+		t.Errorf("%d commands in units; want those of all steps", commands)
+	}
+	version, err := exec.Command(filepath.Join(dest, "opt/berth/bin/berth"), "--version").Output()
+	if want := "berth version " + oldVersion + "\n"; string(version) != want || err != nil {
+		t.Errorf("berth --version: %q, %v; want %q", version, err, want)
+	}
+
+	if text, err := install("uninstall", "/opt/berth"); err != nil {
+		t.Fatal(err, text)
+	}
+	err = filepath.WalkDir(dest, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && !strings.HasPrefix(path, filepath.Join(dest, "etc/berth")+"/") {
+			t.Errorf("uninstall left %s", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
