@@ -170,6 +170,10 @@ func TestPackages(t *testing.T) {
 			}
 		}
 	}
+	if _, err := exec.LookPath("lintian"); err == nil {
+		// What is not to be mended is in units/package/lintian-overrides.
+		output("lintian --allow-root --fail-on error,warning " + deb(dir, newVersion))
+	}
 	scripts := output("rpm --query --scripts --package " + rpm(dir, oldVersion))
 	want(t, scripts, "preuninstall scriptlet", "a node runs", "postinstall scriptlet", "postuninstall scriptlet")
 	if configs := output("rpm --query --configfiles --package " + rpm(dir, oldVersion)); configs != "/etc/needrestart/conf.d/50-berth.conf\n" {
