@@ -53,10 +53,10 @@ func TestNode(t *testing.T) {
 
 func cases() []testCase {
 	var all []testCase
-	for _, group := range [][]testCase{chainCases, crashCases, peerCases, machineCases, generatorCases, bootCases, packageCases} {
+	for _, group := range [][]testCase{chainCases, crashCases, peerCases, machineCases, generatorCases, bootCases} {
 		all = append(all, group...)
 	}
-	return all
+	return append(all, packageCases...)
 }
 
 // host is a lab host on which berth is installed.

@@ -71,7 +71,19 @@ var packageCases = []testCase{
 func (h *host) bare(t *testing.T, prepare func(root string) error) *host {
 	t.Helper()
 	other := &host{Host: lab.New(t, lab.Options{Suite: h.Suite(), Prepare: func(root string) error {
-		return errors.Join(copyBuild(root, "lab", "machine"), WriteGoal(root, Goal+budgets), prepare(root))
+		err := withBuild(func(stage string) error {
+			const shield = "etc/sysctl.d/90-berth.conf" // see leaveKernel
+			commands := []*exec.Cmd{exec.Command("install", "-D", filepath.Join(stage, "host", shield), filepath.Join(root, shield))}
+			for _, machine := range lab.Machines {
+				commands = append(commands, exec.Command("cp", "--archive", filepath.Join(stage, "machine")+"/.", filepath.Join(root, "var/lib/machines", machine)))
+			}
+			var errs []error
+			for _, cmd := range commands {
+				errs = append(errs, run(cmd))
+			}
+			return errors.Join(errs...)
+		})
+		return errors.Join(err, WriteGoal(root, Goal+budgets), prepare(root))
 	}})}
 	t.Cleanup(func() {
 		other.explain(t)

@@ -53,11 +53,23 @@ func Prepare(root, goal string) error {
 // already, what boot does is up to the caller: systemd-tmpfiles --create and systemctl daemon-reload.
 //
 // All hosts of all processes share one build, which is brought up to date once a process.
-func Install(root string) error { return copyBuild(root, "host", "lab", "machine") }
+func Install(root string) error {
+	return withBuild(func(stage string) error {
+		if err := run(exec.Command("cp", "--archive", filepath.Join(stage, "host")+"/.", root)); err != nil {
+			return err
+		}
+		for _, machine := range lab.Machines {
+			machineRoot := filepath.Join(root, "var/lib/machines", machine)
+			if err := run(exec.Command("cp", "--archive", filepath.Join(stage, "machine")+"/.", machineRoot)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
 
-// copyBuild copies parts of the build below root: "host", berth as it is installed; "lab", what the lab needs in the host itself;
-// "machine", the kubelet in its machines.
-func copyBuild(root string, parts ...string) error {
+// withBuild calls use with the folder that holds the shared build, which nobody changes meanwhile.
+func withBuild(use func(stage string) error) error {
 	stage := filepath.Join(lab.CacheDir(), "stage")
 	lock, err := os.OpenFile(stage+".lock", os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -71,21 +83,7 @@ func copyBuild(root string, parts ...string) error {
 	if buildErr != nil {
 		return buildErr
 	}
-	for _, part := range parts {
-		targets := []string{root}
-		if part == "machine" {
-			targets = nil
-			for _, machine := range lab.Machines {
-				targets = append(targets, filepath.Join(root, "var/lib/machines", machine))
-			}
-		}
-		for _, target := range targets {
-			if err := run(exec.Command("cp", "--archive", filepath.Join(stage, part)+"/.", target)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return use(stage)
 }
 
 var (
@@ -93,17 +91,7 @@ var (
 	buildErr  error
 )
 
-// sourceDir is the folder of berth's source.
-func sourceDir() (string, error) {
-	gomod, err := exec.Command("go", "env", "GOMOD").Output()
-	source := filepath.Dir(strings.TrimSpace(string(gomod)))
-	if _, statErr := os.Stat(filepath.Join(source, "install.sh")); err != nil || statErr != nil {
-		return "", fmt.Errorf("berth's source is not here (go env GOMOD: %q): run this below its folder", gomod)
-	}
-	return source, nil
-}
-
-// build makes what copyBuild copies.
+// build makes stage/host and stage/machine, which are copied over the root file systems.
 func build(stage string) error {
 	source, err := sourceDir()
 	if err != nil {
@@ -121,12 +109,22 @@ func build(stage string) error {
 	if err := errors.Join(run(install), run(kubelet)); err != nil {
 		return err
 	}
-	return leaveKernel(host, filepath.Join(stage, "lab"), machine)
+	return leaveKernel(host, machine)
+}
+
+// sourceDir is the folder of berth's source.
+func sourceDir() (string, error) {
+	gomod, err := exec.Command("go", "env", "GOMOD").Output()
+	source := filepath.Dir(strings.TrimSpace(string(gomod)))
+	if _, statErr := os.Stat(filepath.Join(source, "install.sh")); err != nil || statErr != nil {
+		return "", fmt.Errorf("berth's source is not here (go env GOMOD: %q): run this below its folder", gomod)
+	}
+	return source, nil
 }
 
 // leaveKernel keeps a lab host from changing what it shares with the machine that runs the lab: of sysctl.d only what
 // belongs to a network name space is left, and the kubelet is told not to look at the rest.
-func leaveKernel(host, over, machine string) error {
+func leaveKernel(host, machine string) error {
 	const name = "90-berth.conf"
 	all, err := os.ReadFile(filepath.Join(host, "usr/lib/sysctl.d", name))
 	if err != nil {
@@ -140,7 +138,7 @@ func leaveKernel(host, over, machine string) error {
 		}
 	}
 	return errors.Join(
-		write(filepath.Join(over, "etc/sysctl.d", name), own.Bytes(), 0o644),
+		write(filepath.Join(host, "etc/sysctl.d", name), own.Bytes(), 0o644),
 		write(filepath.Join(machine, "etc/systemd/system/kubelet.service.d/lab.conf"),
 			[]byte("[Service]\nEnvironment=STUB_SKIP_SYSCTL=1\n"), 0o644))
 }
