@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -123,7 +124,7 @@ var makePackages = sync.OnceValues(func() (string, error) {
 	packagesDir = dir
 	for _, version := range []string{oldVersion, newVersion} {
 		cmd := exec.Command(filepath.Join(source, "install.sh"), "packages")
-		cmd.Env = append(os.Environ(), "OUT="+dir, "VERSION="+version, "GOARCH=amd64", "MAINTAINER=The berth authors <berth@example.org>")
+		cmd.Env = append(os.Environ(), "OUT="+dir, "VERSION="+version, "GOARCH="+runtime.GOARCH, "MAINTAINER=The berth authors <berth@example.org>")
 		if err := run(cmd); err != nil {
 			return dir, err
 		}
@@ -131,8 +132,14 @@ var makePackages = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-func deb(dir, version string) string { return filepath.Join(dir, "berth_"+version+"_amd64.deb") }
-func rpm(dir, version string) string { return filepath.Join(dir, "berth-"+version+"-1.x86_64.rpm") }
+func deb(dir, version string) string {
+	return filepath.Join(dir, "berth_"+version+"_"+runtime.GOARCH+".deb")
+}
+
+func rpm(dir, version string) string {
+	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	return filepath.Join(dir, "berth-"+version+"-1."+arch+".rpm")
+}
 
 // TestPackages compares what is in the .deb and in the .rpm.
 func TestPackages(t *testing.T) {
