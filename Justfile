@@ -6,9 +6,17 @@ default:
 build:
     ./install.sh build
 
-# Install below DESTDIR, for instance: just install /tmp/image
-install DESTDIR="":
-    DESTDIR='{{DESTDIR}}' ./install.sh install
+# Install, for instance: just install DESTDIR=/tmp/image PREFIX=/usr/local
+install *VARIABLES:
+    env {{VARIABLES}} ./install.sh install
+
+# Remove what install has put there, given the same variables.
+uninstall *VARIABLES:
+    env {{VARIABLES}} ./install.sh uninstall
+
+# Make a .deb and an .rpm in build/.
+packages:
+    ./install.sh packages
 
 # Run all tests, by the README's own command; those in the lab need root.
 test:

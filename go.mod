@@ -28,3 +28,5 @@ require (
 	go.yaml.in/yaml/v2 v2.4.2 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 )
+
+tool github.com/cpuguy83/go-md2man/v2

@@ -12,6 +12,9 @@ import (
 //go:embed *.in
 var files embed.FS
 
+// LibDir is the folder of the steps' programs on the host, which units name; install.sh sets it when it links.
+var LibDir = "/usr/lib/berth"
+
 // Fill returns the template with each @NAME@ replaced by values["NAME"], which the caller has escaped for the
 // template's language. A placeholder without a value, and a value without a placeholder, is our own bug and panics.
 func Fill(name string, values map[string]string) []byte {

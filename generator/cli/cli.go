@@ -42,6 +42,8 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	for _, command := range app.Commands {
 		command.OnUsageError = usage
+		command.HideHelpCommand = true // "help" would be a slot
+		command.BashComplete = completion(command)
 	}
 	err := app.Run(args)
 	if err != nil && !errors.Is(err, errSilent) {

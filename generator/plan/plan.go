@@ -37,8 +37,8 @@ const (
 	mount  = ".mount"
 )
 
-// fallback is the static unit that answers for a slot without a valid goal state, as seen on the host.
-const fallback = "/usr/lib/systemd/system/node@.service"
+// unitDir is where the static units are on the host; install.sh sets it when it links.
+var unitDir = "/usr/lib/systemd/system"
 
 // defaultTimeouts are those of a slot that still runs but is not in the goal state any more.
 var defaultTimeouts = goalstate.Timeouts{Ready: 2 * time.Minute, AfterStart: 3 * time.Minute}
@@ -101,7 +101,7 @@ func (p *planner) add(name, template string, values map[string]string) {
 
 func (p *planner) node(s *goalstate.Slot) {
 	p.add("node@"+s.Name+".service", "node@.service", map[string]string{
-		"SLOT": s.Name, "MACHINE": s.MachineName(), "SOURCE": p.source, "START": seconds(total(s.Timeouts)),
+		"SLOT": s.Name, "MACHINE": s.MachineName(), "SOURCE": p.source, "LIBDIR": templates.LibDir, "START": seconds(total(s.Timeouts)),
 	})
 }
 
@@ -169,7 +169,7 @@ func (p *planner) order(s *goalstate.Slot, slots map[string]*goalstate.Slot) {
 // boot adds the link that starts a slot at boot. Units from a generator cannot be enabled by systemctl, and the boot slot
 // of a broken goal state gets the link too: its start fails and says why, instead of a host that silently has no node.
 func (p *planner) boot(slot string, valid bool) {
-	target := fallback
+	target := path.Join(unitDir, "node@.service") // which answers for a slot without a valid goal state
 	if valid {
 		target = "../node@" + slot + ".service"
 	}

@@ -269,7 +269,7 @@ func TestBoot(t *testing.T) {
 	}{
 		{"none", goalstate.GoalState{}, ""},
 		{"valid", goalstate.GoalState{Boot: "a", Slots: map[string]*goalstate.Slot{"a": {Name: "a"}}}, "../node@a.service"},
-		{"broken", goalstate.GoalState{Boot: "a", Partial: true, Slots: map[string]*goalstate.Slot{"a": {Name: "a"}}}, fallback},
+		{"broken", goalstate.GoalState{Boot: "a", Partial: true, Slots: map[string]*goalstate.Slot{"a": {Name: "a"}}}, unitDir + "/node@.service"},
 	} {
 		got := ""
 		for _, f := range mustUnits(t, &tt.goal, nil) {

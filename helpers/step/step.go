@@ -203,8 +203,14 @@ func (s *Step) write(priority int, text string) {
 	}
 }
 
-// Version is the version that the go command recorded in this program.
+// version is set by install.sh when it links.
+var version string
+
+// Version is the version of this program: the one it was installed as, else what the go command recorded in it.
 func Version() string {
+	if version != "" {
+		return version
+	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		return info.Main.Version
 	}

@@ -64,6 +64,7 @@ func cases() []testCase {
 		bootCases,
 		checkCases,
 		diffCases,
+		packageCases,
 	} {
 		all = append(all, group...)
 	}

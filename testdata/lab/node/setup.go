@@ -102,7 +102,7 @@ func build(stage string) error {
 	}
 	host, machine := filepath.Join(stage, "host"), filepath.Join(stage, "machine")
 	install := exec.Command(filepath.Join(source, "install.sh"), "install")
-	install.Env = append(os.Environ(), "DESTDIR="+host)
+	install.Env = append(os.Environ(), "DESTDIR="+host, "OUT="+stage)
 	kubelet := exec.Command("go", "build", "-C", filepath.Join(source, "testdata/stubkubelet"), "-ldflags=-s -w",
 		"-o", filepath.Join(machine, "usr/local/bin/kubelet"))
 	kubelet.Env = append(os.Environ(), "CGO_ENABLED=0")

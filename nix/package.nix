@@ -1,0 +1,41 @@
+# The programs, units, man pages and completions, as install.sh installs them. Needs the Go release that go.mod names, or a later one.
+{
+  lib,
+  buildGoModule,
+  coreutils,
+  version ? "0.0.0",
+}:
+
+buildGoModule {
+  pname = "berth";
+  inherit version;
+  src = lib.cleanSource ../.;
+  # Of "go mod vendor": go test ./nix says what it has to be.
+  vendorHash = "sha256-KzqHmLxqTyHG9FDuj0TjXu2+jEMvaVfabtmlnsXK5Wg=";
+
+  # install.sh is the one place that knows what is built and where it goes.
+  buildPhase = ''
+    runHook preBuild
+    export PREFIX=$out SYSTEMD_PREFIX=$out SYSCONFDIR=$out/etc VERSION=${version}
+    sh ./install.sh build
+    runHook postBuild
+  '';
+  installPhase = ''
+    runHook preInstall
+    sh ./install.sh install
+    substituteInPlace "$out/lib/systemd/system/node-chain@.service" --replace-fail /bin/true ${coreutils}/bin/true
+    runHook postInstall
+  '';
+  # The tests need Debian, a systemd host and root: they run where the source is worked on.
+  doCheck = false;
+
+  meta = {
+    description = "Kubernetes nodes in systemd-nspawn slots";
+    license = lib.licenses.asl20;
+    platforms = [
+      "x86_64-linux"
+      "aarch64-linux"
+    ];
+    mainProgram = "berth";
+  };
+}
