@@ -79,5 +79,6 @@ func units(root *file.Root) ([]file.File, error) {
 	}
 	held, heldErr := plan.Held(root)
 	files, err := plan.Units(goal, held)
-	return files, errors.Join(broken, heldErr, err)
+	masks, maskErr := plan.Masks(root, goal, files)
+	return append(files, masks...), errors.Join(broken, heldErr, err, maskErr)
 }

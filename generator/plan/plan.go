@@ -33,6 +33,9 @@ const (
 // dropIn is the name of every generated drop-in.
 const dropIn = "50-berth.conf"
 
+// bootLinks is the folder of the link that starts a slot at boot.
+const bootLinks = "multi-user.target.wants"
+
 // fallback is the static unit that answers for a slot without a valid goal state, as seen on the host.
 const fallback = "/usr/lib/systemd/system/node@.service"
 
@@ -166,7 +169,7 @@ func (p *planner) boot(slot string, valid bool) {
 		target = "../node@" + slot + ".service"
 	}
 	p.files = append(p.files, file.File{
-		Path: path.Join("multi-user.target.wants", "node@"+slot+".service"), Mode: fs.ModeSymlink | 0o777, Content: []byte(target),
+		Path: path.Join(bootLinks, "node@"+slot+".service"), Mode: fs.ModeSymlink | 0o777, Content: []byte(target),
 	})
 }
 

@@ -105,7 +105,11 @@ func nspawn(ctx context.Context, s *step.Step, goal *goalstate.GoalState, slot *
 	if err := systemd.Reload(ctx); err != nil {
 		return fmt.Errorf("systemctl daemon-reload: %w", err)
 	}
-	return nil
+	if stale, err = plan.Stale(s.Root, slot.Name, units); len(stale) > 0 {
+		s.Warn("the slot's units are still not what the goal state says: %s; on a host without berth-generator they are those of the "+
+			"goal state that was baked into its image: build the image anew (berth bake), or install berth-generator", stale[0])
+	}
+	return err
 }
 
 // gpus has the device nodes of the host's NVIDIA GPUs made, and finds their driver; nil: there is none, or it is not wanted.
