@@ -20,7 +20,7 @@ demo SUITE="trixie":
 
 # Rewrite the golden files.
 golden:
-    go test ./generator ./generator/goalstate ./helpers/render -update
+    go test ./generator ./generator/bake ./generator/goalstate ./helpers/render -update
 
 # Everything that has an opinion about the source.
 lint:

@@ -306,13 +306,13 @@ func gone(root *file.Root, files []file.File) ([]string, error) {
 // write makes the image as it was planned.
 func (i *image) write(root *file.Root, epoch time.Time) (*Result, error) {
 	var errs []error
-	removed := make(map[string]bool)
+	removed, wrote := []string{}, make(map[string]bool)
 	for _, name := range i.gone {
 		if err := root.Remove(name); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		removed[name] = true
+		removed = append(removed, "/"+name)
 		// The folder of drop-ins or of links goes too, unless somebody else's are in it.
 		if dir := path.Dir(name); path.Dir(dir) == plan.BakedDir {
 			if err := root.Remove(dir); err != nil && !errors.Is(err, file.ErrRefused) {
@@ -320,74 +320,67 @@ func (i *image) write(root *file.Root, epoch time.Time) (*Result, error) {
 			}
 		}
 	}
-	wrote := make(map[string]bool)
 	changed, err := root.WriteAll(i.files)
 	errs = append(errs, err)
 	for _, name := range changed {
 		wrote[name] = true
 	}
 	if !epoch.IsZero() {
-		errs = append(errs, i.setTimes(root, epoch, wrote, removed))
+		errs = append(errs, i.setTimes(root, epoch, wrote))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Result{
+	r := &Result{
 		Goal: i.goal.Sources, Boot: i.goal.Boot, Slots: i.goal.SlotNames(),
-		Wrote: absolute(wrote), Removed: absolute(removed), Right: len(i.files) - len(wrote), Warnings: append([]string{}, i.warnings...),
-	}, nil
+		Wrote: []string{}, Removed: removed, Warnings: append([]string{}, i.warnings...),
+	}
+	for _, f := range i.files {
+		if wrote[f.Path] {
+			r.Wrote = append(r.Wrote, "/"+f.Path)
+		} else {
+			r.Right++
+		}
+	}
+	return r, nil
 }
 
-// setTimes gives what was written the time epoch, and adds to wrote the files whose time was still to be set: those of a bake that was
-// killed. Of folders nobody knows which ones a bake made that was killed, so all that hold a file of ours are made no younger than epoch.
-func (i *image) setTimes(root *file.Root, epoch time.Time, wrote, removed map[string]bool) error {
+// setTimes makes no file, and no folder that holds one, younger than epoch, and adds to wrote the files whose time was still to be set:
+// those of a bake that was killed. Of folders nobody knows which ones a bake made that was killed, so all are meant.
+func (i *image) setTimes(root *file.Root, epoch time.Time, wrote map[string]bool) error {
 	var errs []error
-	set := func(name string, always bool) bool {
+	set := func(name string) bool {
 		info, err := root.Lstat(name)
-		if err == nil && !info.ModTime().Equal(epoch) && (always || info.ModTime().After(epoch)) {
-			err = root.SetTime(name, epoch)
+		if err != nil || !info.ModTime().After(epoch) {
 			errs = append(errs, err)
-			return err == nil
+			return false
 		}
-		if !errors.Is(err, fs.ErrNotExist) { // a folder that was removed
-			errs = append(errs, err)
-		}
-		return false
+		err = root.SetTime(name, epoch)
+		errs = append(errs, err)
+		return err == nil
 	}
-	touched := make(map[string]bool) // folders, and whether an entry of theirs was written or removed
-	hold := func(name string, changed bool) {
-		touched[path.Dir(name)] = touched[path.Dir(name)] || changed
-		for dir := path.Dir(name); dir != "."; {
-			dir = path.Dir(dir)
-			touched[dir] = touched[dir] || false
+	folders := map[string]bool{".": true}
+	hold := func(name string) {
+		for dir := path.Dir(name); !folders[dir]; dir = path.Dir(dir) {
+			folders[dir] = true
 		}
 	}
 	for _, f := range i.files {
-		if set(f.Path, wrote[f.Path]) {
-			wrote[f.Path] = true
-		}
-		hold(f.Path, wrote[f.Path])
+		wrote[f.Path] = set(f.Path) || wrote[f.Path]
+		hold(f.Path)
 	}
 	for _, name := range i.gone {
-		hold(name, removed[name])
+		hold(name)
 	}
-	for dir, changed := range touched {
-		// A folder may be a link to one.
-		if resolved, err := root.Resolve(dir); err == nil {
-			set(resolved, changed)
-		} else if !errors.Is(err, fs.ErrNotExist) {
+	for dir := range folders {
+		resolved, err := root.Resolve(dir) // a folder may be a link to one
+		if err == nil {
+			set(resolved)
+		} else if !errors.Is(err, fs.ErrNotExist) { // removed
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func absolute(names map[string]bool) []string {
-	list := []string{}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		list = append(list, "/"+name)
-	}
-	return list
 }
 
 // Programs returns what Options.Programs has to be for all of berth's programs to come from where the program exe is: a folder that
