@@ -407,6 +407,17 @@ func TestGoalCopied(t *testing.T) {
 	}
 }
 
+// TestExample bakes the goal state of the documentation's image.
+func TestExample(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.CopyFS(dir, os.DirFS("../../docs/examples/mkosi/mkosi.extra")))
+	result, err := Bake(open(t, dir), Options{GeneratedOnly: true})
+	must(t, err)
+	if result.Boot != "a" || len(result.Warnings) > 0 {
+		t.Errorf("baked %+v; want boot slot a, and no warning", result)
+	}
+}
+
 // TestUnprivileged bakes as a user that is not root, into a folder of that user's.
 func TestUnprivileged(t *testing.T) {
 	const nobody = 65534

@@ -48,9 +48,19 @@ var bakeCases = []testCase{
 			t.Errorf("units before and after daemon-reload:\n%s", diff)
 		}
 		sameRuns(t, h, before)
-		if out, _ := h.try(t, "journalctl --no-pager --boot -u node@a | grep -F 'reloading systemd'"); out != "" {
+		const stale = "journalctl --no-pager --boot -u node@a | grep -E 'reloading systemd|still not what the goal state says'"
+		if out, _ := h.try(t, stale); out != "" {
 			t.Errorf("the baked units were thought to be stale:\n%s", out)
 		}
+
+		// Another goal state reaches what is rendered, but no unit, and this is told.
+		h.write(t, "/etc/berth/goal.toml", strings.Replace(booting, `ready = "30s"`, `ready = "31s"`, 1))
+		h.Must(t, "systemctl restart node@a")
+		h.wantUp(t, "a")
+		out, _ := h.try(t, stale)
+		want(t, out, "still not what the goal state says: usr/lib/systemd/system/", "build the image anew (berth bake)")
+		h.write(t, "/etc/berth/goal.toml", booting)
+		before = h.runs(t, "a")
 
 		// As on the machine that builds the image.
 		h.Must(t, "mount --bind / /mnt")
@@ -66,7 +76,7 @@ var bakeCases = []testCase{
 		// That it looks at what was baked.
 		const spoilt = "/usr/lib/systemd/system/node@a.service.d/99-test.conf"
 		h.write(t, spoilt, "[Unit]\nNonsense=yes\n")
-		out, _ := h.try(t, verify)
+		out, _ = h.try(t, verify)
 		want(t, out, "Nonsense")
 		h.Must(t, "rm -r $(dirname "+spoilt+")")
 		h.Must(t, "umount /mnt")
