@@ -131,7 +131,11 @@ func prepare(root *file.Root, o Options) (*image, error) {
 		}
 	}
 	file.Sort(i.files)
-	i.gone, err = gone(root, i.files)
+	left, err := plan.Left(root, generated)
+	if err != nil {
+		return nil, err
+	}
+	i.gone, err = gone(root, i.files, left)
 	return i, err
 }
 
@@ -264,8 +268,8 @@ func wantPrograms(root *file.Root, files []file.File) error {
 		"copied (--with-programs), or leave out all but the generated units (--generated-only)", strings.Join(missing, ", "))
 }
 
-// gone returns what an earlier bake wrote and this one would not.
-func gone(root *file.Root, files []file.File) ([]string, error) {
+// gone returns what an earlier bake wrote and this one, of files, would not: left, relative to plan.BakedDir, and what was half-written.
+func gone(root *file.Root, files []file.File, left []string) ([]string, error) {
 	wanted := make(map[string]bool)
 	folders := make(map[string]bool)
 	for _, f := range files {
@@ -274,15 +278,10 @@ func gone(root *file.Root, files []file.File) ([]string, error) {
 			folders[dir] = true
 		}
 	}
-	baked, err := plan.Baked(root)
-	if err != nil {
-		return nil, err
-	}
 	var gone []string
-	for _, name := range baked {
-		if name = path.Join(plan.BakedDir, name); !wanted[name] {
-			gone = append(gone, name)
-		}
+	for _, name := range left {
+		name = path.Join(plan.BakedDir, name)
+		gone = append(gone, name)
 		folders[path.Dir(name)] = true
 	}
 	for _, dir := range append(slices.Sorted(maps.Keys(folders)), ".") {

@@ -52,44 +52,36 @@ var names = []string{
 	bootLinks + "/node@?*.service",
 }
 
-// Baked returns what earlier plans left in BakedDir, with paths relative to it, sorted: files that have a name from a plan and begin with
-// the header, and links from a plan.
-func Baked(root *file.Root) ([]string, error) {
-	var baked []string
-	folders := make(map[string]bool) // what the patterns say of folders
-	for _, pattern := range names {
-		folders[path.Dir(pattern)] = true
+// Left returns what earlier plans left in BakedDir and planned does not hold, with paths relative to it, sorted: files that have a name
+// from a plan and begin with the header, and links from a plan. planned is relative to BakedDir, too.
+func Left(root *file.Root, planned []file.File) ([]string, error) {
+	wanted := make(map[string]bool, len(planned))
+	for _, f := range planned {
+		wanted[f.Path] = true
 	}
-	var walk func(dir string) error
-	walk = func(dir string) error {
+	var left []string
+	for _, dir := range []string{".", bootLinks} {
 		entries, err := root.ReadDir(path.Join(BakedDir, dir))
-		if err != nil {
-			return err
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
 		}
 		for _, e := range entries {
 			name := path.Join(dir, e.Name())
-			switch {
-			case e.IsDir() && matches(slices.Collect(maps.Keys(folders)), name):
-				err = walk(name)
-			case matches(names, name) && made(root, path.Join(BakedDir, name)):
-				baked = append(baked, name)
+			if dir == "." && e.IsDir() {
+				name = path.Join(name, dropIn)
 			}
-			if err != nil {
-				return err
+			if !wanted[name] && hasPlanName(name) && made(root, path.Join(BakedDir, name)) {
+				left = append(left, name)
 			}
 		}
-		return nil
 	}
-	err := walk(".")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	slices.Sort(baked)
-	return baked, err
+	slices.Sort(left)
+	return left, nil
 }
 
-func matches(patterns []string, name string) bool {
-	return slices.ContainsFunc(patterns, func(pattern string) bool {
+// hasPlanName tells whether a file of a plan may have this name.
+func hasPlanName(name string) bool {
+	return slices.ContainsFunc(names, func(pattern string) bool {
 		ok, _ := path.Match(pattern, name)
 		return ok
 	})
@@ -109,12 +101,9 @@ func made(root *file.Root, name string) bool {
 // /dev/null, which hide the boot link of another slot, and drop-ins that a slot does not need any more (systemd.unit(5)). Units and
 // drop-ins of slots that are not in the goal state stay: the slot may run, and its steps look at the goal state themselves.
 func Masks(root *file.Root, goal *goalstate.GoalState, planned []file.File) ([]file.File, error) {
-	baked, err := Baked(root)
+	left, err := Left(root, planned)
 	var masks []file.File
-	for _, name := range baked {
-		if slices.ContainsFunc(planned, func(f file.File) bool { return f.Path == name }) {
-			continue
-		}
+	for _, name := range left {
 		hide := false
 		switch dir := path.Dir(name); {
 		case goal == nil:

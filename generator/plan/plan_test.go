@@ -232,8 +232,8 @@ func TestBoot(t *testing.T) {
 	}
 }
 
-// TestBaked puts a plan where an image has it, and requires that it is known again, whatever lies beside it.
-func TestBaked(t *testing.T) {
+// TestLeft puts a plan where an image has it, and requires that it is known again, whatever lies beside it.
+func TestLeft(t *testing.T) {
 	root := hostWith(t)
 	var want []string
 	for _, f := range mustUnits(t, mustParse(t, full), nil) {
@@ -248,11 +248,14 @@ func TestBaked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := Baked(root)
+	got, err := Left(root, nil)
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("error %v, -want +got:\n%s", err, diff)
 	}
-	if got, err := Baked(hostWith(t)); len(got) > 0 || err != nil {
+	if got, err := Left(root, mustUnits(t, mustParse(t, full), nil)); len(got) > 0 || err != nil {
+		t.Errorf("with the same plan: %v, %v", got, err)
+	}
+	if got, err := Left(hostWith(t), nil); len(got) > 0 || err != nil {
 		t.Errorf("of a host without a folder for units: %v, %v", got, err)
 	}
 }
