@@ -78,6 +78,6 @@ func units(root *file.Root) ([]file.File, error) {
 		broken = nil
 	}
 	held, heldErr := plan.Held(root)
-	files, err := plan.Units(goal, held)
+	files, err := plan.Host(root, goal, held)
 	return files, errors.Join(broken, heldErr, err)
 }

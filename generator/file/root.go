@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"github.com/google/renameio/v2"
@@ -123,6 +124,20 @@ func (r *Root) Remove(name string) error {
 		return r.refuse(name, "is a folder that is not empty", "remove what is in it first")
 	}
 	return r.wrap(name, err)
+}
+
+// SetTime sets the times of last access and change of content of what is at name. A link there is itself meant.
+func (r *Root) SetTime(name string, t time.Time) error {
+	times := []unix.Timespec{unix.NsecToTimespec(t.UnixNano()), unix.NsecToTimespec(t.UnixNano())}
+	if p, err := clean(name); err == nil && p == "." {
+		return r.wrap(name, unix.UtimesNanoAt(unix.AT_FDCWD, procPath(r.dir), times, 0))
+	}
+	dir, base, err := r.parent(name)
+	if err != nil {
+		return r.wrap(name, err)
+	}
+	defer dir.Close()
+	return r.wrap(name, unix.UtimesNanoAt(int(dir.Fd()), base, times, unix.AT_SYMLINK_NOFOLLOW))
 }
 
 // Handle returns an O_PATH handle for whatever name leads to, with links followed inside the root. /proc/self/fd/N of

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -343,6 +344,41 @@ func TestRemove(t *testing.T) {
 			}
 			if diff := cmp.Diff(before, tree(t, r.Name())); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSetTime(t *testing.T) {
+	when := time.Unix(1_700_000_000, 5)
+	for _, tt := range []struct{ reason, path, err string }{
+		{"file", "etc/plain", ""},
+		{"link, not its target", "etc/abs-in", ""},
+		{"link out, not its target", "etc/abs-out", ""},
+		{"folder", "etc", ""},
+		{"the root", ".", ""},
+		{"through a link", "abs-dir/inside", ""},
+		{"absent", "etc/absent", "no such file"},
+		{"parent link out", "rel-out-dir/secret", "no such file"},
+	} {
+		t.Run(tt.reason, func(t *testing.T) {
+			r, top := hostile(t)
+			outside, err := os.Stat(filepath.Join(top, "outside/secret"))
+			must(t, err)
+			if err := r.SetTime(tt.path, when); tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("error %v, want %s", err, tt.err)
+				}
+			} else {
+				must(t, err)
+				info, err := r.Lstat(tt.path)
+				must(t, err)
+				if !info.ModTime().Equal(when) {
+					t.Errorf("%v, want %v", info.ModTime(), when)
+				}
+			}
+			if now, err := os.Stat(filepath.Join(top, "outside/secret")); err != nil || !now.ModTime().Equal(outside.ModTime()) {
+				t.Errorf("outside was changed: %v, %v", now.ModTime(), err)
 			}
 		})
 	}

@@ -41,20 +41,40 @@ type Source struct {
 // It returns ErrNone where there is no goal state, and Errors with a Partial goal state where there are mistakes (which
 // include files that cannot be read). It never blocks, whatever kind of file it finds.
 func Load(root *file.Root) (*GoalState, error) {
-	files, errs := find(root)
+	files, errs := find(root, searchPath, nil)
 	return parse(files, errs)
 }
 
 // Files returns the files that Load merges, in that order, as far as they can be read.
 func Files(root *file.Root) []Source {
-	files, _ := find(root)
+	files, _ := find(root, searchPath, nil)
 	return files
 }
 
-// find returns the files that make up the goal state, in the order in which they are merged.
-func find(root *file.Root) (files []Source, errs Errors) {
+// LoadImage reads the goal state of a host that boots from the image whose "/" is root. It is Load but for /run, which is empty
+// when a host boots. The files of add count as if they were in the image already, or as they are instead of those there.
+func LoadImage(root *file.Root, add []Source) (*GoalState, error) {
+	added := make(map[string][]byte)
+	for _, s := range add {
+		added[strings.TrimPrefix(s.Path, "/")] = s.Data
+	}
+	files, errs := find(root, slices.DeleteFunc(slices.Clone(searchPath), func(dir string) bool {
+		return strings.HasPrefix(dir, "run/")
+	}), added)
+	return parse(files, errs)
+}
+
+// find returns the files that make up the goal state, in the order in which they are merged. Those of added, by their path relative
+// to root, are there whether or not they are.
+func find(root *file.Root, searchPath []string, added map[string][]byte) (files []Source, errs Errors) {
 	read := func(name string) {
-		data, hidden, err := readSource(root, name)
+		data, isAdded := added[name]
+		hidden, err := empty(data), (*Error)(nil)
+		if !isAdded {
+			data, hidden, err = readSource(root, name)
+		} else if len(data) > maxSize {
+			err = tooLarge("/" + name)
+		}
 		switch {
 		case err != nil:
 			errs = append(errs, err)
@@ -66,7 +86,8 @@ func find(root *file.Root) (files []Source, errs Errors) {
 	for _, dir := range searchPath {
 		name := path.Join(dir, mainFile)
 		// A link that leads nowhere is there, too. Anything but "not there" is reported by the read.
-		if _, err := root.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
+		_, isAdded := added[name]
+		if _, err := root.Lstat(name); isAdded || !errors.Is(err, fs.ErrNotExist) {
 			read(name)
 			break
 		}
@@ -78,6 +99,11 @@ func find(root *file.Root) (files []Source, errs Errors) {
 		names, err := list(root, dir)
 		if err != nil {
 			errs = append(errs, err)
+		}
+		for name := range added {
+			if path.Dir(name) == dir {
+				names = append(names, path.Base(name))
+			}
 		}
 		for _, name := range names {
 			if strings.HasSuffix(name, ".toml") && !strings.HasPrefix(name, ".") && dropIn[name] == "" {
@@ -136,7 +162,7 @@ func readSource(root *file.Root, name string) (data []byte, hidden bool, e *Erro
 	}
 	defer f.Close()
 	data, e = readAll("/"+name, f)
-	return data, e == nil && len(bytes.TrimPrefix(data, bom)) == 0, e
+	return data, e == nil && empty(data), e
 }
 
 // Read makes a Source of what r holds; path is for messages. Its error is of type Errors.
@@ -154,9 +180,15 @@ func readAll(path string, r io.Reader) ([]byte, *Error) {
 	case err != nil:
 		return nil, unreadable(path, err)
 	case len(data) > maxSize:
-		return nil, &Error{File: path, Problem: "is larger than 1 MiB", Cure: "want a goal state"}
+		return nil, tooLarge(path)
 	}
 	return data, nil
+}
+
+func empty(data []byte) bool { return len(bytes.TrimPrefix(data, bom)) == 0 }
+
+func tooLarge(path string) *Error {
+	return &Error{File: path, Problem: "is larger than 1 MiB", Cure: "want a goal state"}
 }
 
 // isNull says whether name leads to the device that is called /dev/null (null(4)).

@@ -270,7 +270,7 @@ func (f *Facts) ask(ctx context.Context, h Host, goal *goalstate.GoalState, inst
 }
 
 func (f *Facts) stale(root *file.Root, goal *goalstate.GoalState) {
-	planned, err := plan.Units(goal, f.Held)
+	planned, err := plan.Host(root, goal, f.Held)
 	f.problem(err)
 	f.Stale = map[string][]string{}
 	for _, slot := range goal.SlotNames() {

@@ -35,20 +35,96 @@ func Held(root *file.Root) ([]string, error) {
 // UnitDir is where systemd has generators write, below the root directory: their NORMAL-DIR (systemd.generator(7)).
 const UnitDir = "run/systemd/generator"
 
+// BakedDir is where an image holds units that were generated when it was built, below the root directory. systemd reads it after
+// UnitDir (systemd.unit(5)), so that what the generator makes hides what was baked.
+const BakedDir = "usr/lib/systemd/system"
+
+// Header begins the first line of each generated unit and drop-in.
+const Header = "# Made by berth-generator from "
+
+// Left returns what earlier plans left in BakedDir and planned does not hold, with paths relative to it, sorted: files that have a name
+// from a plan and begin with the header, and links from a plan. planned is relative to BakedDir, too.
+func Left(root *file.Root, planned []file.File) ([]string, error) {
+	left, err := leftover(root, BakedDir, planned)
+	left = slices.DeleteFunc(left, func(name string) bool { return !made(root, path.Join(BakedDir, name)) })
+	slices.Sort(left)
+	return left, err
+}
+
+// made tells whether a file with a name from a plan comes from one. What cannot be read does not.
+func made(root *file.Root, name string) bool {
+	if path.Base(path.Dir(name)) == wants {
+		target, err := root.Readlink(name)
+		return err == nil && target == "../"+path.Base(name)
+	}
+	content, err := root.Read(name, maxUnit)
+	return err == nil && bytes.HasPrefix(content, []byte(Header))
+}
+
+// masks returns what the generator has to add to the plan of a host into whose image another goal state was baked: links to
+// /dev/null, which hide the boot link of another slot, and drop-ins that a slot does not need any more (systemd.unit(5)). Units and
+// drop-ins of slots that are not in the goal state stay: the slot may run, and its steps look at the goal state themselves.
+func masks(root *file.Root, goal *goalstate.GoalState, planned []file.File) ([]file.File, error) {
+	left, err := Left(root, planned)
+	var masks []file.File
+	for _, name := range left {
+		hide := false
+		switch dir := path.Dir(name); {
+		case goal == nil:
+			hide = dir == wants
+		case dir == wants:
+			// Of a broken goal state that does not tell, the slot starts, and says what is wrong.
+			hide = !goal.Partial || goal.Boot != ""
+		case dir != ".":
+			hide = !goal.Partial && goal.Slots[SlotOf(name)] != nil
+		}
+		if hide {
+			masks = append(masks, file.File{Path: name, Mode: fs.ModeSymlink | 0o777, Content: []byte(mask)})
+		}
+	}
+	return masks, err
+}
+
+// Host returns the plan of a host: Units of its goal state and claims, and what hides units that were baked into its image from
+// another goal state.
+func Host(root *file.Root, goal *goalstate.GoalState, held []string) ([]file.File, error) {
+	files, err := Units(goal, held)
+	hide, maskErr := masks(root, goal, files)
+	files = append(files, hide...)
+	file.Sort(files)
+	return files, errors.Join(err, maskErr)
+}
+
+// Dir returns where the units of a host are, UnitDir or BakedDir: the latter where the generator has made none of planned and the image
+// has some.
+func Dir(root *file.Root, planned []file.File) string {
+	for _, dir := range []string{UnitDir, BakedDir} {
+		for _, f := range planned {
+			if _, err := root.Lstat(path.Join(dir, f.Path)); err == nil {
+				return dir
+			}
+		}
+	}
+	return UnitDir
+}
+
+// mask is the target of a link that hides a unit, a drop-in or a boot link.
+const mask = "/dev/null"
+
 // Stale returns the paths of a slot's planned files that are not on the host as they should be, and of those that are there but are
 // not planned. NeedDaemonReload= of the units does not tell: a unit that was loaded after its source changed looks fresh.
 func Stale(root *file.Root, slot string, planned []file.File) ([]string, error) {
 	var stale []string
 	for _, f := range planned {
-		if !f.Mode.IsRegular() || SlotOf(f.Path) != slot {
-			continue
+		if SlotOf(f.Path) != slot || path.Dir(f.Path) == wants {
+			continue // the boot link is for the next boot, which makes it anew
 		}
-		name := path.Join(UnitDir, f.Path)
-		have, err := root.Read(name, maxUnit)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		name := effective(root, f.Path)
+		fresh, err := isPlanned(root, name, f)
+		if err != nil {
 			return nil, err
 		}
-		if err != nil || !bytes.Equal(have, f.Content) {
+		if !fresh {
 			stale = append(stale, name)
 		}
 	}
@@ -64,26 +140,57 @@ func Stale(root *file.Root, slot string, planned []file.File) ([]string, error) 
 	return stale, nil
 }
 
+// isPlanned tells whether what is at name is what f says. What has another kind is not.
+func isPlanned(root *file.Root, name string, f file.File) (bool, error) {
+	if f.Mode.Type() == fs.ModeSymlink {
+		target, err := root.Readlink(name)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, file.ErrRefused) {
+			return false, nil
+		}
+		return target == string(f.Content), err
+	}
+	have, err := root.Read(name, maxUnit)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return bytes.Equal(have, f.Content), err
+}
+
+// effective returns the path below the root directory of what systemd reads for a file of a plan: the generator's, else the image's,
+// else where the generator would put it.
+func effective(root *file.Root, name string) string {
+	for _, dir := range []string{UnitDir, BakedDir} {
+		if _, err := root.Lstat(path.Join(dir, name)); err == nil {
+			return path.Join(dir, name)
+		}
+	}
+	return path.Join(UnitDir, name)
+}
+
 // maxUnit is more than any unit file that is planned.
 const maxUnit = 1 << 20
 
 // Leftover returns the paths, sorted and relative to UnitDir, of what the generator has made there and is not planned any more. It
 // goes with the next daemon-reload: systemd empties UnitDir before it runs the generators.
 func Leftover(root *file.Root, planned []file.File) ([]string, error) {
+	return leftover(root, UnitDir, planned)
+}
+
+func leftover(root *file.Root, dir string, planned []file.File) ([]string, error) {
 	var left []string
 	add := func(name string) {
 		if SlotOf(name) != "" && !slices.ContainsFunc(planned, func(f file.File) bool { return f.Path == name }) {
 			left = append(left, name)
 		}
 	}
-	entries, err := root.ReadDir(UnitDir)
+	entries, err := root.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	for _, e := range entries {
 		switch name := e.Name(); {
 		case name == wants:
-			links, err := root.ReadDir(path.Join(UnitDir, name))
+			links, err := root.ReadDir(path.Join(dir, name))
 			if err != nil {
 				return nil, err
 			}
@@ -92,8 +199,8 @@ func Leftover(root *file.Root, planned []file.File) ([]string, error) {
 			}
 		case !e.IsDir():
 			add(name)
-		default:
-			if _, err := root.Lstat(path.Join(UnitDir, name, dropIn)); err == nil {
+		case SlotOf(path.Join(name, dropIn)) != "":
+			if _, err := root.Lstat(path.Join(dir, name, dropIn)); err == nil {
 				add(path.Join(name, dropIn))
 			}
 		}

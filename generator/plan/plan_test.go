@@ -282,3 +282,130 @@ func TestBoot(t *testing.T) {
 		}
 	}
 }
+
+// TestLeft puts a plan where an image has it, and requires that it is known again, whatever lies beside it.
+func TestLeft(t *testing.T) {
+	root := hostWith(t)
+	var want []string
+	for _, f := range mustUnits(t, mustParse(t, full), nil) {
+		want = append(want, f.Path)
+		f.Path = BakedDir + "/" + f.Path
+		if _, err := root.Write(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"node@c.service", "node@.service", "node-own@a.service.d/50-berth.conf", "systemd-nspawn@node-a.service.d/60-own.conf", "dbus.service"} {
+		if _, err := root.Write(file.File{Path: BakedDir + "/" + name, Mode: 0o644, Content: []byte("# Made by me\n")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := Left(root, nil)
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("error %v, -want +got:\n%s", err, diff)
+	}
+	if got, err := Left(root, mustUnits(t, mustParse(t, full), nil)); len(got) > 0 || err != nil {
+		t.Errorf("with the same plan: %v, %v", got, err)
+	}
+	if got, err := Left(hostWith(t), nil); len(got) > 0 || err != nil {
+		t.Errorf("of a host without a folder for units: %v, %v", got, err)
+	}
+}
+
+// TestMasks has a host find another goal state than its image was baked with, which is full.
+func TestMasks(t *testing.T) {
+	source := file.File{Path: "etc/berth/goal.toml", Mode: 0o644}
+	const (
+		boot       = wants + "/node@a.service"
+		credential = "node-render-kubelet@a.service.d/" + dropIn
+		order      = "node-peer-guard@b.service.d/" + dropIn
+	)
+	tokenFile := strings.Replace(full, `bootstrap_token_credential = "token"`, `bootstrap_token_file = "/x"`, 1)
+	for _, tt := range []struct {
+		why, goal string
+		want      []string
+	}{
+		{"the same", full, nil},
+		{"another boot slot", strings.Replace(full, `"a"`, `"b"`, 1), []string{boot}},
+		{"no boot slot", strings.Replace(full, `boot = "a"`, "", 1), []string{boot}},
+		{"no credential", tokenFile, []string{credential, strings.Replace(credential, "@a", "@b", 1)}},
+		{"no order among peers", strings.Replace(strings.Replace(full, "[slot.a]", "[slot.a]\npeers = []", 1), "[slot.b]", "[slot.b]\npeers = []", 1), []string{order}},
+		{"a slot that is gone keeps its files, which its stop may need, but does not start at boot",
+			strings.Replace(strings.Replace(full, `"a"`, `"b"`, 1), "[slot.a]\n", "", 1), []string{boot, order}},
+		{"no goal state", "", []string{boot}},
+		{"broken, and the boot slot is certain", strings.Replace(full, `"a"`, `"b"`, 1) + "[nonsense]\n", []string{boot}},
+		{"broken, and the boot slot is not certain: the slot starts, and says what is wrong", "boot = 1\n", nil},
+	} {
+		t.Run(tt.why, func(t *testing.T) {
+			root := hostWith(t)
+			for _, f := range mustUnits(t, mustParse(t, full), nil) {
+				f.Path = BakedDir + "/" + f.Path
+				if _, err := root.Write(f); err != nil {
+					t.Fatal(err)
+				}
+			}
+			source.Content = []byte(tt.goal)
+			if _, err := root.Write(source); err != nil {
+				t.Fatal(err)
+			}
+			goal, _ := goalstate.Load(root)
+			planned := mustUnits(t, goal, nil)
+			hide, err := masks(root, goal, planned)
+			var got []string
+			for _, m := range hide {
+				got = append(got, m.Path)
+				if m.Mode.Type() != fs.ModeSymlink || string(m.Content) != "/dev/null" {
+					t.Errorf("%s is no mask: %v %q", m.Path, m.Mode, m.Content)
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" || err != nil {
+				t.Errorf("error %v, -want +got:\n%s", err, diff)
+			}
+
+			// The steps of a start agree that nothing is stale then.
+			if goal == nil || goal.Partial {
+				return
+			}
+			planned = append(planned, hide...)
+			for _, f := range planned {
+				f.Path = UnitDir + "/" + f.Path
+				if _, err := root.Write(f); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, slot := range goal.SlotNames() {
+				if stale, err := Stale(root, slot, planned); len(stale) > 0 || err != nil {
+					t.Errorf("slot %s: stale %q, %v", slot, stale, err)
+				}
+			}
+		})
+	}
+}
+
+// TestStaleBaked is about hosts without the generator.
+func TestStaleBaked(t *testing.T) {
+	root := hostWith(t)
+	planned := mustUnits(t, mustParse(t, full), nil)
+	for _, f := range planned {
+		f.Path = BakedDir + "/" + f.Path
+		if _, err := root.Write(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if stale, err := Stale(root, "a", planned); len(stale) > 0 || err != nil {
+		t.Errorf("of the same goal state: %q, %v", stale, err)
+	}
+	other, err := Host(root, mustParse(t, strings.Replace(full, `bootstrap_token_credential = "token"`, `bootstrap_token_file = "/x"`, 1)+"[timeouts]\nready = \"7m\"\n"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Stale(root, "a", other)
+	want := []string{"node-containerd@a.service.d/50-berth.conf", "node-kubelet@a.service.d/50-berth.conf",
+		"node-render-kubelet@a.service.d/50-berth.conf", "node-wait-dbus@a.service.d/50-berth.conf", "node@a.service",
+		"systemd-nspawn@node-a.service.d/50-berth.conf"}
+	for i := range want {
+		want[i] = BakedDir + "/" + want[i]
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("of another goal state: error %v, -want +got:\n%s", err, diff)
+	}
+}

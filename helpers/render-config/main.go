@@ -67,7 +67,7 @@ func reload(ctx context.Context, s *step.Step, goal *goalstate.GoalState, change
 	if err != nil {
 		return err
 	}
-	units, err := plan.Units(goal, held)
+	units, err := plan.Host(s.Root, goal, held)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,11 @@ func reload(ctx context.Context, s *step.Step, goal *goalstate.GoalState, change
 	if err := systemd.Reload(ctx); err != nil {
 		return fmt.Errorf("systemctl daemon-reload: %w", err)
 	}
-	return nil
+	if stale, err = plan.Stale(s.Root, s.Slot, units); len(stale) > 0 {
+		s.Warn("the slot's units are still not what the goal state says: %s; on a host without berth-generator they are those of the "+
+			"goal state that was baked into its image: build the image anew (berth bake), or install berth-generator", stale[0])
+	}
+	return err
 }
 
 // makeNodes has the device nodes of the host's NVIDIA GPUs made, where GPUs are wanted.

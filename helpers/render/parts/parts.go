@@ -121,13 +121,18 @@ func (h *Host) Slot(ctx context.Context, name string) []Part {
 
 // generated is the part of the plan that belongs to a slot.
 func (h *Host) generated(slot string) Part {
-	p := Part{Name: Generator, Base: plan.UnitDir}
-	units, err := plan.Units(h.Goal, h.Held)
+	p := Part{Name: Generator}
+	units, err := plan.Host(h.Root, h.Goal, h.Held)
+	p.Base = plan.Dir(h.Root, units)
 	if err != nil {
 		p.Err = err
 		return p
 	}
-	left, err := plan.Leftover(h.Root, units)
+	leftover := plan.Leftover
+	if p.Base == plan.BakedDir {
+		leftover = plan.Left
+	}
+	left, err := leftover(h.Root, units)
 	p.Err = err
 	for _, f := range units {
 		if plan.SlotOf(f.Path) == slot {

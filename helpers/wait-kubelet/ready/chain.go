@@ -115,7 +115,7 @@ func why(ctx context.Context, s *step.Step, host *machine.Manager, units []machi
 	if err != nil {
 		return err
 	}
-	if !strings.HasPrefix(node.FragmentPath, "/run/systemd/generator/") {
+	if strings.HasSuffix(node.FragmentPath, "/node@.service") { // the static one; the slot's own may also be part of the image
 		return step.Invalidf("slot %s is in the goal state, but systemd has not read it (%s answers): systemctl daemon-reload",
 			s.Slot, node.FragmentPath)
 	}

@@ -65,6 +65,7 @@ func cases() []testCase {
 		checkCases,
 		diffCases,
 		packageCases,
+		bakeCases,
 	} {
 		all = append(all, group...)
 	}
