@@ -10,6 +10,7 @@ import (
 
 	"berth/generator/file"
 	"berth/helpers/render/parts"
+	"berth/templates"
 )
 
 // Restart is what has to be restarted. Each one restarts all those before it, too.
@@ -195,7 +196,7 @@ func (n Need) Command(slot string) string {
 	case n.Restart != None:
 		commands = append(commands, "systemctl restart node@"+slot)
 	case n.Live:
-		commands = append(commands, "/usr/lib/berth/render-config "+parts.Containerd+" "+slot)
+		commands = append(commands, templates.LibDir+"/render-config "+parts.Containerd+" "+slot)
 	}
 	return strings.Join(commands, "; ")
 }
