@@ -293,12 +293,13 @@ func (s *screen) draw(r status.Report) error {
 }
 
 // picture makes one picture of a text and a last line, for a terminal of so many rows (0: not known). It is written over the one
-// before, and only then is erased what is left of that: nothing flickers.
+// before, line by line, so that nothing flickers. A line is erased before it is written: after one that is as wide as the terminal the
+// cursor still stands on its last character.
 func picture(text, foot string, rows int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if most := rows - 2; rows > 0 && len(lines) > most {
 		lines = append(lines[:max(0, most-1)], fmt.Sprintf("(%d more lines)", len(lines)-most+1))
 	}
 	lines = append(lines, "", foot)
-	return home + strings.Join(lines, eraseLine+"\r\n") + eraseLine + eraseBelow
+	return home + eraseLine + strings.Join(lines, "\r\n"+eraseLine) + eraseBelow
 }

@@ -421,7 +421,7 @@ func next(f Facts, facts SlotFacts, r Report, s Slot) []Command {
 		case u.Load == "not-found" && st.Name == "machine":
 			return []Command{{"systemctl cat " + u.Name, "systemd-nspawn is not installed: install systemd-container"}}
 		case u.Load == "not-found":
-			return []Command{{"systemctl daemon-reload", "systemd does not know the unit; if that does not help, install berth"}}
+			return []Command{{"systemctl daemon-reload", "systemd does not know the unit: is berth installed?"}}
 		case st.State == Unusable:
 			return []Command{{"systemctl cat " + u.Name, "the unit is " + u.Load}}
 		}

@@ -93,15 +93,13 @@ func (t *text) goal(r Report) {
 }
 
 func (t *text) slot(r Report, s Slot) {
-	head := t.symbol(s.State) + " " + t.paint(Strong, "slot "+s.Name) + ": " + t.paint(looks[s.State].tone, s.State)
+	head := t.symbol(s.State) + " " + t.paint(Strong, "slot "+s.Name)
+	if s.Name == r.Goal.Boot {
+		head += " (boot)"
+	}
+	head += ": " + t.paint(looks[s.State].tone, s.State)
 	if s.Since != nil {
 		head += " since " + s.Since.Format("Mon 2006-01-02 15:04:05 MST") + ", " + age(r.Time.Sub(*s.Since)) + " ago"
-	}
-	if s.Name == r.Goal.Boot {
-		head += ", boot slot"
-	}
-	if !s.InGoalState && r.Goal.State == Valid {
-		head += ", not in the goal state"
 	}
 	t.b.WriteString(head + "\n")
 	system := []string{s.Machine, cmp.Or(s.System.OS, "unknown system")}
@@ -117,6 +115,11 @@ func (t *text) slot(r Report, s Slot) {
 		t.row("  ", "restarts", counts)
 	}
 	switch {
+	case r.Goal.State != Valid:
+	case !s.InGoalState && s.State == Down:
+		t.row("  ", "goal state", "the slot is not in it")
+	case !s.InGoalState:
+		t.row("  ", "goal state", "the slot is not in it (any more)")
 	case len(s.Stale) > 0:
 		t.row("  ", "goal state", fmt.Sprintf("changed: not as it says: %s (%d files in all)", path.Base(s.Stale[0]), len(s.Stale)))
 	case s.GoalNewer:
@@ -131,26 +134,30 @@ func (t *text) slot(r Report, s Slot) {
 	t.next(s.Next)
 }
 
-// steps draws a line for each step, and one for several that have not begun.
+// steps draws a line for each step, and one for several of which there is nothing to tell but a state that they share.
 func (t *text) steps(steps []Step) {
 	for i := 0; i < len(steps); {
-		n := 1
-		for i+n < len(steps) && idle(steps[i]) && idle(steps[i+n]) && steps[i].State == steps[i+n].State {
+		st, n := steps[i], 1
+		for i+n < len(steps) && plain(st) && plain(steps[i+n]) && steps[i+n].State == st.State && steps[i+n].Status == st.Status {
 			n++
 		}
-		if n > 1 {
-			t.step(steps[i].State, fmt.Sprintf("%d steps", n), nil, steps[i].Name+" to "+steps[i+n-1].Name)
-		} else {
-			status := steps[i].Status
-			if steps[i].Name == "node" && i > 0 && strings.HasPrefix(status, "step ") && slices.ContainsFunc(steps[:i], blamed(status)) {
-				status = "" // it repeats what has been told
-			}
-			t.step(steps[i].State, steps[i].Name, steps[i].Seconds, status)
-			t.log(steps[i])
+		switch {
+		case n > 1 && st.Status != "":
+			t.step(st.State, fmt.Sprintf("%d steps", n), nil, st.Status)
+		case n > 1:
+			t.step(st.State, fmt.Sprintf("%d steps", n), nil, st.Name+" to "+steps[i+n-1].Name)
+		case st.Name == "node" && slices.ContainsFunc(steps[:i], blamed(st.Status)):
+			t.step(st.State, st.Name, st.Seconds, "") // its status repeats what has been told
+		default:
+			t.step(st.State, st.Name, st.Seconds, st.Status)
 		}
+		t.log(st)
 		i += n
 	}
 }
+
+// plain tells whether a step was not run, and left no log.
+func plain(st Step) bool { return st.Seconds == nil && st.Log == nil }
 
 // blamed tells whether a status of node@ gives the reason of a step.
 func blamed(status string) func(Step) bool {
@@ -177,7 +184,8 @@ func (t *text) step(state, name string, seconds *float64, status string) {
 	line := fmt.Sprintf("  %s %-*s %s %*s  ", t.symbol(state), labelWidth, name,
 		t.paint(looks[state].tone, fmt.Sprintf("%-*s", stateWidth, state)), tookWidth, took)
 	status = t.clean(status)
-	if looks[state].tone == Bad && t.cut(status, statusColumn) != status { // what failed is told in full
+	// What failed, and what is waited for, is told in full.
+	if tone := looks[state].tone; (tone == Bad || tone == Busy) && t.cut(status, statusColumn) != status {
 		t.b.WriteString(strings.TrimRight(line, " ") + "\n")
 		t.wrap(detail, detail, status)
 		return
@@ -222,7 +230,7 @@ func (t *text) next(commands []Command) {
 
 func (t *text) row(indent, label, value string) {
 	line := fmt.Sprintf("%s%-*s ", indent, labelWidth-7, label)
-	t.b.WriteString(line + t.cut(t.clean(value), len(line)) + "\n")
+	t.wrap(line, strings.Repeat(" ", len(line)), t.clean(value))
 }
 
 func (t *text) line(indent, value string) {
@@ -284,12 +292,13 @@ func (t *text) clean(s string) string { return clean(s, t.ASCII) }
 
 // clean makes a text that came from elsewhere, a machine's log for instance, safe to write to a terminal.
 func clean(s string, ascii bool) string {
+	if ascii {
+		s = strings.ReplaceAll(s, "…", "...")
+	}
 	return strings.Map(func(r rune) rune {
 		switch {
 		case r == '\t' || r == '\n':
 			return ' '
-		case ascii && r == '…':
-			return '.'
 		case !unicode.IsPrint(r), ascii && r > unicode.MaxASCII:
 			return '?'
 		}

@@ -51,7 +51,7 @@ func Host(ctx context.Context, root *file.Root) (*Manager, error) {
 // everyone may read. Unlike Host it does not wait for a systemd that executes itself anew, which may as well not be there.
 func Look(ctx context.Context, root *file.Root) (*Manager, error) {
 	if _, err := root.Lstat("run/systemd/system"); err != nil { // sd_booted(3)
-		return nil, fmt.Errorf("systemd does not run here: %w", err)
+		return nil, fmt.Errorf("systemd does not run on this host: %w", err)
 	}
 	m := &Manager{events: make(chan struct{}, 1)}
 	m.dial = func() (*godbus.Conn, error) {
