@@ -297,9 +297,12 @@ func (s *screen) draw(r status.Report) error {
 // cursor still stands on its last character.
 func picture(text, foot string, rows int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	if most := rows - 2; rows > 0 && len(lines) > most {
-		lines = append(lines[:max(0, most-1)], fmt.Sprintf("(%d more lines)", len(lines)-most+1))
+	if rows > 0 && len(lines) > rows-2 {
+		keep := max(0, rows-3)
+		lines = append(lines[:keep], fmt.Sprintf("(%d more lines)", len(lines)-keep))
 	}
-	lines = append(lines, "", foot)
+	if lines = append(lines, "", foot); rows > 0 && len(lines) > rows {
+		lines = lines[:rows]
+	}
 	return home + eraseLine + strings.Join(lines, "\r\n"+eraseLine) + eraseBelow
 }

@@ -53,7 +53,7 @@ func TestNode(t *testing.T) {
 
 func cases() []testCase {
 	var all []testCase
-	for _, group := range [][]testCase{chainCases, crashCases, peerCases, machineCases, generatorCases, bootCases} {
+	for _, group := range [][]testCase{chainCases, crashCases, peerCases, machineCases, generatorCases, bootCases, statusCases} {
 		all = append(all, group...)
 	}
 	return all
