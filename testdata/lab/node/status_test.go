@@ -55,7 +55,9 @@ var statusCases = []testCase{
 		want(t, h.status(t, step.ExitDone, ""), "slot a: ready", "the slot is not in it (any more)", "systemctl stop node@a")
 		h.write(t, "/etc/berth/goal.toml", Goal+budgets+"[kubelet]\n")
 		want(t, h.status(t, step.ExitInvalid, ""), "goal state: not valid", "/etc/berth/goal.toml:", "editor +", "slot a: ready")
-		h.write(t, "/etc/berth/goal.toml", Goal+strings.Replace(budgets, "settle", "\nsettle", 1))
+		h.write(t, "/etc/berth/goal.toml", Goal+budgets)
+		want(t, h.status(t, step.ExitDone, "a"), "changed: not as it says", "systemctl restart node@a")
+		h.Must(t, "systemctl daemon-reload")
 		want(t, h.status(t, step.ExitDone, "a"), "written after the slot started", "systemctl restart node@a")
 	}},
 	{"status of a kubelet that fails, and of one that crashes later", func(t *testing.T, h *host) {
@@ -74,8 +76,9 @@ var statusCases = []testCase{
 			systemctl -M node-a kill --signal=KILL kubelet
 			timeout 60 sh -c 'until grep "slot a: degraded: kubelet.service is" /run/watch; do sleep 0.1; done'
 			kill $watch
-			wait $watch`)
-		want(t, h.status(t, step.ExitNotReady, "a"), "slot a: degraded", `"command failed" err="now`)
+			wait $watch
+			timeout 60 sh -c 'until berth status a | grep "command failed.*now"; do sleep 0.1; done'`)
+		want(t, h.status(t, step.ExitNotReady, "a"), "slot a: degraded", "✓ node")
 	}},
 	{"status --watch on a terminal", func(t *testing.T, h *host) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -89,30 +92,31 @@ var statusCases = []testCase{
 			t.Fatal(err)
 		}
 		defer master.Close()
-		defer slave.Close()
 		if err := pty.Setsize(master, &pty.Winsize{Rows: 24, Cols: 80}); err != nil {
 			t.Fatal(err)
 		}
-		before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+		before, err := unix.IoctlGetTermios(int(master.Fd()), unix.TCGETS)
 		if err != nil {
 			t.Fatal(err)
 		}
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 		cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Setctty: true}
-		if err := cmd.Start(); err != nil {
+		err = cmd.Start()
+		slave.Close() // now the terminal ends with the command
+		if err != nil {
 			t.Fatal(err)
 		}
-		var drawn []byte
+		var drawn []byte // what has been read, and not been waited for yet
 		until := func(what string) {
 			t.Helper()
-			begin, buf := len(drawn), make([]byte, 4096)
-			for !bytes.Contains(drawn[begin:], []byte(what)) {
+			for buf := make([]byte, 4096); !bytes.Contains(drawn, []byte(what)); {
 				n, err := master.Read(buf)
 				if err != nil {
 					t.Fatalf("waiting for %q: %v: drawn: %q", what, err, drawn)
 				}
 				drawn = append(drawn, buf[:n]...)
 			}
+			_, drawn, _ = bytes.Cut(drawn, []byte(what))
 		}
 		until("slot a\x1b[0m: down")
 		h.Must(t, "systemctl start --no-block node@a")
@@ -124,12 +128,12 @@ var statusCases = []testCase{
 		if _, err := master.WriteString("q"); err != nil {
 			t.Fatal(err)
 		}
-		until("\x1b[?1049l")           // the screen before
-		until("the node in slot a is") // what was seen last stays
+		until("\x1b[?1049l") // the screen that was there before
+		until("ready since") // what was seen last stays
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("q: %v", err)
 		}
-		after, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+		after, err := unix.IoctlGetTermios(int(master.Fd()), unix.TCGETS)
 		if err != nil {
 			t.Fatal(err)
 		}
