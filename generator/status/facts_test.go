@@ -226,9 +226,10 @@ func TestLog(t *testing.T) {
 				bus[unit] = failed
 			}
 		}
-		g := Gatherer{Root: tree(t, nil), Bus: bus, Inside: c.inside, Lines: func(_ context.Context, name string, _ int, filter ...string) ([]string, error) {
+		lines := func(_ context.Context, name string, _ int, filter ...string) ([]string, error) {
 			return []string{fmt.Sprint(name, filter)}, nil
-		}}
+		}
+		g := Gatherer{Root: tree(t, nil), Bus: bus, Inside: c.inside, Lines: lines}
 		f, err := g.Gather(t.Context())
 		if err != nil {
 			t.Fatal(err)

@@ -127,7 +127,7 @@ var reports = []struct {
 			s.Units[nodeStep].Job = "start"
 		}))},
 	{"boot", "before the first step a host that boots waits for its network", step.ExitNotReady,
-		change2(host(goal("a", "a"), change(down("a"), func(s *SlotFacts) {
+		changeHost(host(goal("a", "a"), change(down("a"), func(s *SlotFacts) {
 			for i := range s.Units {
 				s.Units[i].Job = "start"
 			}
@@ -139,7 +139,8 @@ var reports = []struct {
 			s.Units[nodeStep] = tries(s.Units[nodeStep], "step node-kubelet@a.service failed: machine node-a: … (see: journalctl -u node-kubelet@a.service)")
 			s.Inside = &Inside{Systemd: "257.13", Containerd: service("containerd.service", "active"), Kubelet: service(kubelet, "activating")}
 			s.Inside.Kubelet.NRestarts = 4
-			s.Log = Log{kubelet, "node-a", []string{"I0301 main.go:12] \"Kubelet version\"", "E0301 run.go:74] \"command failed\" err=\"\x1b[31mno such disk\x1b]0;title\x07\""}}
+			s.Log = Log{kubelet, "node-a", []string{"I0301 main.go:12] \"Kubelet version\"",
+				"E0301 run.go:74] \"command failed\" err=\"\x1b[31mno such disk\x1b]0;title\x07\""}}
 		}))},
 	{"failed", "a step that was ended said nothing of it", step.ExitNotReady,
 		host(goal("", "a"), change(up(down("a"), 3), func(s *SlotFacts) {
@@ -161,10 +162,11 @@ var reports = []struct {
 					"systemd-nspawn@node-a.service; to end it: systemctl stop systemd-nspawn@node-a.service", step.ExitRefused, 80*time.Millisecond)
 			}))},
 	{"broken", "a broken goal state does not hide a slot that runs", step.ExitInvalid,
-		change2(host(&goalstate.GoalState{Partial: true, Sources: []string{"/etc/berth/goal.toml"}, Boot: "a", Slots: map[string]*goalstate.Slot{"a": nil, "b": nil}},
-			ready("a"), down("b")), func(f *Facts) {
+		changeHost(host(&goalstate.GoalState{Partial: true, Sources: []string{"/etc/berth/goal.toml"}, Boot: "a",
+			Slots: map[string]*goalstate.Slot{"a": nil, "b": nil}}, ready("a"), down("b")), func(f *Facts) {
 			f.GoalError = goalstate.Errors{
-				{File: "/etc/berth/goal.toml", Line: 14, Column: 3, Key: "kubelet.taints[0]", Problem: `effect "noschedule"`, Cure: "want NoSchedule, PreferNoSchedule or NoExecute"},
+				{File: "/etc/berth/goal.toml", Line: 14, Column: 3, Key: "kubelet.taints[0]",
+					Problem: `effect "noschedule"`, Cure: "want NoSchedule, PreferNoSchedule or NoExecute"},
 				{File: "/etc/berth/goal.toml.d/50-site.toml", Problem: "is a FIFO", Cure: "want a regular file"},
 			}
 		})},
@@ -177,7 +179,7 @@ var reports = []struct {
 			s.Units[nodeStep].FragmentPath = "/usr/lib/systemd/system/node@.service"
 		}))},
 	{"none", "there is no goal state and no slot", step.ExitInvalid,
-		change2(host(&goalstate.GoalState{}), func(f *Facts) { f.GoalError = goalstate.ErrNone })},
+		changeHost(host(&goalstate.GoalState{}), func(f *Facts) { f.GoalError = goalstate.ErrNone })},
 	{"not-installed", "the goal state is there, the units are not", step.ExitNotReady,
 		host(goal("", "a"), change(down("a"), func(s *SlotFacts) {
 			s.Versions = facts.Versions{}
@@ -189,15 +191,15 @@ var reports = []struct {
 	{"masked", "a step that cannot run", step.ExitNotReady,
 		host(goal("", "a"), change(up(down("a"), kubeletStep), func(s *SlotFacts) {
 			s.Units[kubeletStep].Load = "masked"
-			s.Units[nodeStep] = failed(s.Units[nodeStep], "step node-kubelet@a.service cannot run: its unit is masked (see: systemctl cat node-kubelet@a.service)",
-				step.ExitFailed, time.Second)
+			s.Units[nodeStep] = failed(s.Units[nodeStep], "step node-kubelet@a.service cannot run: its unit is masked "+
+				"(see: systemctl cat node-kubelet@a.service)", step.ExitFailed, time.Second)
 		}))},
 	{"stale", "the goal state was changed after the start", step.ExitDone,
-		change2(host(goal("a", "a"), change(ready("a"), func(s *SlotFacts) {
+		changeHost(host(goal("a", "a"), change(ready("a"), func(s *SlotFacts) {
 			s.Stale = []string{"run/systemd/generator/node@a.service", "run/systemd/generator/node-kubelet@a.service.d/50-berth.conf"}
 		})), func(f *Facts) { f.Written = noon.Wall })},
 	{"newer", "the units are right, but what the machine was started with may not be", step.ExitDone,
-		change2(host(goal("a", "a"), ready("a")), func(f *Facts) { f.Written = noon.Wall.Add(-time.Minute) })},
+		changeHost(host(goal("a", "a"), ready("a")), func(f *Facts) { f.Written = noon.Wall.Add(-time.Minute) })},
 	{"unread", "the slot is in the goal state, and systemd does not know", step.ExitNotReady,
 		host(goal("", "a"), change(down("a"), func(s *SlotFacts) {
 			s.Units[nodeStep].FragmentPath = "/usr/lib/systemd/system/node@.service"
@@ -216,15 +218,16 @@ var reports = []struct {
 			s.Units[kubeletStep].ActiveExit = ago(2500 * time.Millisecond)
 		}))},
 	{"ordinary-user", "who may neither read the goal state nor look into the machine", step.ExitDone,
-		change2(host(&goalstate.GoalState{Partial: true}, change(ready("a"), func(s *SlotFacts) {
+		changeHost(host(&goalstate.GoalState{Partial: true}, change(ready("a"), func(s *SlotFacts) {
 			s.Inside, s.Versions = nil, facts.Versions{}
 		})), func(f *Facts) {
 			f.Unreadable = true
-			f.GoalError = goalstate.Errors{{File: "/etc/berth/goal.toml", Problem: "cannot be read: permission denied", Cure: "want a file that root can read"}}
+			f.GoalError = goalstate.Errors{{File: "/etc/berth/goal.toml",
+				Problem: "cannot be read: permission denied", Cure: "want a file that root can read"}}
 		})},
 }
 
-func change2(f Facts, with func(*Facts)) Facts {
+func changeHost(f Facts, with func(*Facts)) Facts {
 	with(&f)
 	return f
 }
@@ -328,7 +331,9 @@ func TestChanges(t *testing.T) {
 			"slot a: degraded: kubelet.service is failed (failed)",
 			"slot b: down",
 		}},
-		{"a slot is gone, and the goal state too", &now, Judge(change2(host(goal("", "a"), ready("a")), func(f *Facts) { f.GoalError = goalstate.ErrNone }), noon), []string{
+		{"a slot is gone, and the goal state too", &now, Judge(changeHost(host(goal("", "a"), ready("a")), func(f *Facts) {
+			f.GoalError = goalstate.ErrNone
+		}), noon), []string{
 			"goal state: none", "goal state: no goal state: want /etc/berth/goal.toml", "slot a: ready", "slot b: gone",
 		}},
 	} {

@@ -21,7 +21,8 @@ var statusCases = []testCase{
 		if out := h.status(t, step.ExitNotReady, ""); strings.Contains(out, "●") {
 			t.Errorf("a host at rest:\n%s", out)
 		}
-		h.start(t, "a")
+		h.watchStart(t)
+		h.wantUp(t, "a")
 		h.fails(t, "systemctl start node@b")
 		want(t, h.status(t, step.ExitDone, ""), "● slot a: ready since", "Debian GNU/Linux", "kubelet v0.0.0-stub",
 			"✓ nvidia-wire", "✗ slot b: refused", "slot b refused: slot a holds the host", "systemctl stop node@a && systemctl start node@b")
@@ -67,6 +68,7 @@ var statusCases = []testCase{
 		// A watch that is not on a terminal prints a line for each change, also for what happens inside the machine.
 		h.Must(t, `
 			rm /var/lib/machines/node-a/etc/stubkubelet/fail
+			systemctl restart --no-block node@a
 			timeout 60 berth status --watch --until-ready a >/run/until || { cat /run/until; exit 1; }
 			tail -n 1 /run/until | grep 'slot a: ready$'
 			berth status --watch a >/run/watch &
@@ -80,67 +82,6 @@ var statusCases = []testCase{
 			timeout 60 sh -c 'until berth status a | grep "command failed.*now"; do sleep 0.1; done'`)
 		want(t, h.status(t, step.ExitNotReady, "a"), "slot a: degraded", "✓ node")
 	}},
-	{"status --watch on a terminal", func(t *testing.T, h *host) {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		cmd, err := h.Command(ctx, "env", "TERM=xterm", "LANG=C.UTF-8", "berth", "status", "--watch", "a")
-		if err != nil {
-			t.Fatal(err)
-		}
-		master, slave, err := pty.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer master.Close()
-		if err := pty.Setsize(master, &pty.Winsize{Rows: 24, Cols: 80}); err != nil {
-			t.Fatal(err)
-		}
-		before, err := unix.IoctlGetTermios(int(master.Fd()), unix.TCGETS)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
-		cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Setctty: true}
-		err = cmd.Start()
-		slave.Close() // now the terminal ends with the command
-		if err != nil {
-			t.Fatal(err)
-		}
-		var drawn []byte // what has been read, and not been waited for yet
-		until := func(what string) {
-			t.Helper()
-			for buf := make([]byte, 4096); !bytes.Contains(drawn, []byte(what)); {
-				n, err := master.Read(buf)
-				if err != nil {
-					t.Fatalf("waiting for %q: %v: drawn: %q", what, err, drawn)
-				}
-				drawn = append(drawn, buf[:n]...)
-			}
-			_, drawn, _ = bytes.Cut(drawn, []byte(what))
-		}
-		until("slot a\x1b[0m: down")
-		h.Must(t, "systemctl start --no-block node@a")
-		until("the node in slot a is ready")
-		if err := pty.Setsize(master, &pty.Winsize{Rows: 6, Cols: 40}); err != nil {
-			t.Fatal(err)
-		}
-		until("more lines)") // the signal of the new size
-		if _, err := master.WriteString("q"); err != nil {
-			t.Fatal(err)
-		}
-		until("\x1b[?1049l") // the screen that was there before
-		until("ready since") // what was seen last stays
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("q: %v", err)
-		}
-		after, err := unix.IoctlGetTermios(int(master.Fd()), unix.TCGETS)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(before, after); diff != "" {
-			t.Errorf("the terminal's modes, -before +after:\n%s", diff)
-		}
-	}},
 }
 
 // status runs berth status, requires an exit code, and returns what it printed.
@@ -151,4 +92,68 @@ func (h *host) status(t *testing.T, code int, args string) string {
 		t.Errorf("berth status %s: exit code %d, want %d\n%s", args, exit, code, out)
 	}
 	return out
+}
+
+// watchStart starts slot a, and sees it become ready on a terminal.
+func (h *host) watchStart(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd, err := h.Command(ctx, "env", "TERM=xterm", "LANG=C.UTF-8", "berth", "status", "--watch", "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	master, slave, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	if err := pty.Setsize(master, &pty.Winsize{Rows: 24, Cols: 80}); err != nil {
+		t.Fatal(err)
+	}
+	before, err := unix.IoctlGetTermios(int(master.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Setctty: true}
+	err = cmd.Start()
+	slave.Close() // now the terminal ends with the command
+	if err != nil {
+		t.Fatal(err)
+	}
+	var drawn []byte // what has been read, and not been waited for yet
+	until := func(what string) {
+		t.Helper()
+		for buf := make([]byte, 4096); !bytes.Contains(drawn, []byte(what)); {
+			n, err := master.Read(buf)
+			if err != nil {
+				t.Fatalf("waiting for %q: %v: drawn: %q", what, err, drawn)
+			}
+			drawn = append(drawn, buf[:n]...)
+		}
+		_, drawn, _ = bytes.Cut(drawn, []byte(what))
+	}
+	until("slot a\x1b[0m: down")
+	h.Must(t, "systemctl start --no-block node@a")
+	until("ready\x1b[0m since")
+	if err := pty.Setsize(master, &pty.Winsize{Rows: 6, Cols: 40}); err != nil {
+		t.Fatal(err)
+	}
+	until("more lines)") // the signal of the new size
+	if _, err := master.WriteString("q"); err != nil {
+		t.Fatal(err)
+	}
+	until("\x1b[?1049l")        // the screen that was there before
+	until("ready\x1b[0m since") // what was seen last stays
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("q: %v", err)
+	}
+	after, err := unix.IoctlGetTermios(int(master.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("the terminal's modes, -before +after:\n%s", diff)
+	}
 }
