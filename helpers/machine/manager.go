@@ -122,7 +122,8 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 	defer cancel()
 	for {
 		err := call()
-		if err == nil || m.dial == nil || errors.As(err, new(godbus.Error)) {
+		var answer godbus.Error
+		if err == nil || m.dial == nil || errors.As(err, &answer) && !away(answer) {
 			return err
 		}
 		m.Close()
@@ -130,6 +131,15 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 			return err
 		}
 	}
+}
+
+// away tells whether an answer is the message bus's own: that systemd is not there, as while it executes itself anew.
+func away(answer godbus.Error) bool {
+	switch answer.Name {
+	case "org.freedesktop.DBus.Error.NoReply", "org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.DBus.Error.ServiceUnknown":
+		return true
+	}
+	return false
 }
 
 // reconnect connects until it succeeds or ctx ends.

@@ -49,8 +49,16 @@ var statusCases = []testCase{
 			}
 		}
 		// Through the message bus, as systemd's own socket is for root alone.
-		nobody := "setpriv --reuid=65534 --regid=65534 --clear-groups berth status a"
-		want(t, h.Must(t, nobody), "slot a: ready since", "kubelet unknown", "the node in slot a is ready")
+		const nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups berth status "
+		want(t, h.Must(t, nobody+"a"), "slot a: ready since", "kubelet unknown", "the node in slot a is ready")
+		h.Must(t, nobody+`--watch >/run/watch &
+			watch=$!
+			timeout 60 sh -c 'until grep "slot b: refused" /run/watch; do sleep 0.1; done'
+			systemctl daemon-reexec
+			systemctl reset-failed
+			timeout 60 sh -c 'until grep "slot b: down" /run/watch; do sleep 0.1; done'
+			kill $watch
+			wait $watch`)
 
 		h.goal(t, strings.Replace(Goal, "[slot.a]\n", "", 1)+budgets)
 		want(t, h.status(t, step.ExitDone, ""), "slot a: ready", "the slot is not in it (any more)", "systemctl stop node@a")
