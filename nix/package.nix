@@ -11,7 +11,7 @@ buildGoModule {
   inherit version;
   src = lib.cleanSource ../.;
   # Of "go mod vendor": go test ./nix says what it has to be.
-  vendorHash = "sha256-KzqHmLxqTyHG9FDuj0TjXu2+jEMvaVfabtmlnsXK5Wg=";
+  vendorHash = "sha256-qF1EWltctY53EJAhImYYZqRkspsoF71doCy8HtsT2b0=";
 
   # install.sh is the one place that knows what is built and where it goes.
   buildPhase = ''

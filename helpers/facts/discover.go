@@ -87,7 +87,7 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 	m.NVIDIARuntime, m.NVIDIAToolkit = find("nvidia-container-runtime"), find("nvidia-ctk")
 	if m.Containerd.Problem == "" {
 		m.ContainerdMain = mainPackage(root, slot.Containerd.Binary)
-		m.ContainerdPackage = packageVersion(root, slot.Containerd.Binary)
+		m.ContainerdPackage = packageVersion(root, slot.Containerd.Binary, containerdPackages...)
 	}
 	for _, dir := range entries(root, "etc/systemd/system") {
 		if ext := path.Ext(dir); ext != ".wants" && ext != ".requires" || path.Base(dir) == "node-stack.target.wants" {
@@ -182,21 +182,29 @@ func binary(root *file.Root, name string) Binary {
 }
 
 func mainPackage(root *file.Root, name string) string {
+	if info := buildInfo(root, name); info != nil {
+		return info.Path
+	}
+	return ""
+}
+
+// buildInfo returns what the go command recorded in a program; nil: nothing, or it cannot be read.
+func buildInfo(root *file.Root, name string) *buildinfo.BuildInfo {
 	f, err := root.Open(name)
 	if err != nil {
-		return ""
+		return nil
 	}
 	defer f.Close()
 	info, err := buildinfo.Read(f)
 	if err != nil {
-		return ""
+		return nil
 	}
-	return info.Path
+	return info
 }
 
-// packageVersion asks dpkg's database which of the packages that bring a containerd owns name, and for its version.
-func packageVersion(root *file.Root, name string) string {
-	for _, pkg := range []string{"containerd", "containerd.io"} {
+// packageVersion asks dpkg's database which of the packages owns name, and for its version.
+func packageVersion(root *file.Root, name string, packages ...string) string {
+	for _, pkg := range packages {
 		owned := strings.Split(read(root, "/var/lib/dpkg/info/"+pkg+".list"), "\n")
 		if !slices.Contains(owned, name) {
 			continue

@@ -215,7 +215,7 @@ Version: 1:2.1.4-1
 			"var/lib/dpkg/status":         status,
 			"var/lib/dpkg/info/" + c.list: "/.\n/usr\n/usr/bin/containerd\n/usr/bin/containerd-shim\n",
 		})
-		if got := packageVersion(root, c.binary); got != c.want {
+		if got := packageVersion(root, c.binary, containerdPackages...); got != c.want {
 			t.Errorf("%s: got %q, want %q", c.why, got, c.want)
 		}
 	}

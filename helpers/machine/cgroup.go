@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/generator/file"
+	"berth/generator/goalstate"
 	"berth/helpers/step"
 )
 
@@ -27,6 +28,24 @@ func (p Process) String() string { return fmt.Sprintf("%d (%s)", p.PID, p.Comman
 
 // NSpawnUnit is the host's unit of a machine.
 func NSpawnUnit(machine string) string { return "systemd-nspawn@" + machine + ".service" }
+
+// Chain returns the units of a slot's steps in order, without the supervising node@, which comes after them.
+func Chain(slot string) []string {
+	return []string{
+		"node-peer-guard@" + slot + ".service",
+		"node-render-nspawn@" + slot + ".service",
+		"node-render-containerd@" + slot + ".service",
+		"node-render-kubelet@" + slot + ".service",
+		NSpawnUnit(goalstate.MachineName(slot)),
+		"node-wait-dbus@" + slot + ".service",
+		"node-nvidia-wire@" + slot + ".service",
+		"node-containerd@" + slot + ".service",
+		"node-kubelet@" + slot + ".service",
+	}
+}
+
+// MachineStep is the place of the machine's unit in the chain.
+const MachineStep = 4
 
 // CGroup returns the folder of a unit's cgroup (cgroup v2). controlGroup is the unit's ControlGroup= as the host's systemd
 // tells it; where that is empty, because systemd no longer tracks the unit, the place that a machine's unit has in the stock

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"berth/generator/file"
@@ -54,6 +55,11 @@ func Enter(ctx context.Context, host *file.Root, name string) (*Inner, error) {
 		return nil, err
 	}
 	defer bus.Close()
+	return EnterBy(ctx, host, bus, name)
+}
+
+// EnterBy is Enter by way of a connection to the host's systemd that is there already.
+func EnterBy(ctx context.Context, host *file.Root, bus *Manager, name string) (*Inner, error) {
 	m, err := Find(ctx, host, bus, name)
 	if err != nil {
 		return nil, err
@@ -99,17 +105,32 @@ func (i *Inner) Explain(ctx context.Context, service string) string {
 // own after a newline. It is for messages: where the journal cannot be read it says so. The host's own journalctl reads it;
 // nothing of the machine runs.
 func Journal(ctx context.Context, machine, unit string) string {
-	args := []string{"--unit=" + unit, "--lines=8", "--output=cat", "--no-pager", "--quiet"}
+	lines, err := Lines(ctx, machine, 8, "--unit="+unit)
+	if err != nil {
+		return fmt.Sprintf("\n(its journal cannot be read: %v)", err)
+	}
+	var b strings.Builder
+	for _, line := range lines {
+		b.WriteString("\n  " + line)
+	}
+	return b.String()
+}
+
+// Lines returns the last lines, n at the most, of those in a journal that the filter lets through: options and matches of
+// journalctl(1). See Journal.
+func Lines(ctx context.Context, machine string, n int, filter ...string) ([]string, error) {
+	args := append([]string{"--lines=" + strconv.Itoa(n), "--output=cat", "--no-pager", "--quiet"}, filter...)
 	if machine != "" {
 		args = append(args, "--machine="+machine)
 	}
 	out, err := exec.CommandContext(ctx, "journalctl", args...).Output()
 	if err != nil {
-		return fmt.Sprintf("\n(its journal cannot be read: %v)", err)
+		return nil, err
 	}
-	var b strings.Builder
+	var lines []string
 	for line := range strings.Lines(string(out)) {
-		b.WriteString("\n  " + strings.TrimRight(line, "\n"))
+		lines = append(lines, strings.TrimRight(line, "\n"))
 	}
-	return b.String()
+	// An entry of several lines counts as one for journalctl.
+	return lines[max(0, len(lines)-n):], nil
 }

@@ -48,6 +48,30 @@ func Host(ctx context.Context, root *file.Root) (*Manager, error) {
 	return m, nil
 }
 
+// Look connects to the host's systemd as any user may: directly, which is for root alone, else through the host's message bus, where
+// everyone may read. Unlike Host it does not wait for a systemd that executes itself anew, which may as well not be there.
+func Look(ctx context.Context, root *file.Root) (*Manager, error) {
+	if _, err := root.Lstat("run/systemd/system"); err != nil { // sd_booted(3)
+		return nil, fmt.Errorf("systemd does not run on this host: %w", err)
+	}
+	m := &Manager{events: make(chan struct{}, 1)}
+	m.dial = func() (*godbus.Conn, error) {
+		conn, direct := dial(ctx, root, privateSocket, false)
+		if direct == nil {
+			return conn, nil
+		}
+		conn, err := dial(ctx, root, busSocket, true)
+		if err != nil {
+			return nil, fmt.Errorf("%w; nor does its message bus answer: %w", direct, err)
+		}
+		return conn, nil
+	}
+	if err := m.connect(m.dial); err != nil {
+		return nil, fmt.Errorf("the host's systemd: %w", err)
+	}
+	return m, nil
+}
+
 // Inside connects to the systemd of a machine through the machine's own message bus. root is the machine's root as its
 // processes see it (Machine.Root).
 func Inside(ctx context.Context, root *file.Root) (*Manager, error) {
@@ -99,7 +123,8 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 	defer cancel()
 	for {
 		err := call()
-		if err == nil || m.dial == nil || errors.As(err, new(godbus.Error)) {
+		var answer godbus.Error
+		if err == nil || m.dial == nil || errors.As(err, &answer) && !away(answer) {
 			return err
 		}
 		m.Close()
@@ -107,6 +132,15 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 			return err
 		}
 	}
+}
+
+// away tells whether an answer is the message bus's own: that systemd is not there, as while it executes itself anew.
+func away(answer godbus.Error) bool {
+	switch answer.Name {
+	case "org.freedesktop.DBus.Error.NoReply", "org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.DBus.Error.ServiceUnknown":
+		return true
+	}
+	return false
 }
 
 // reconnect connects until it succeeds or ctx ends.
@@ -221,6 +255,23 @@ func (m *Manager) Unit(ctx context.Context, name string) (Unit, error) {
 	return units[0], nil
 }
 
+// Match returns the loaded units whose names match one of the patterns (glob(7)).
+func (m *Manager) Match(ctx context.Context, patterns ...string) ([]Unit, error) {
+	var list []dbus.UnitStatus
+	err := m.ask(ctx, func() (err error) {
+		list, err = m.ListUnitsByPatternsContext(ctx, nil, patterns)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ask systemd for its units: %w", err)
+	}
+	units := make([]Unit, len(list))
+	for i, u := range list {
+		units[i] = Unit{u.Name, u.LoadState, u.ActiveState, u.SubState, u.JobType}
+	}
+	return units, nil
+}
+
 // Service holds what systemd knows of a service beyond its state.
 type Service struct {
 	Unit
@@ -231,6 +282,11 @@ type Service struct {
 	Result         string // "success", "exit-code", "timeout", …
 	ExecMainStatus int32  // exit status, or the signal that ended it
 	ControlGroup   string // path below the cgroup file system, as this systemd sees it
+	// When the unit last left "inactive" or "failed", became active, ceased to be so, and came back to "inactive" or "failed", on
+	// CLOCK_MONOTONIC; 0: never.
+	InactiveExit, ActiveEnter, ActiveExit, InactiveEnter time.Duration
+	// ActiveSince is ActiveEnter on the clock on the wall; zero: never.
+	ActiveSince time.Time
 }
 
 // Service returns the properties of a service unit.
@@ -256,6 +312,17 @@ func (m *Manager) Service(ctx context.Context, name string) (Service, error) {
 	var id []byte
 	get(p, "InvocationID", &id)
 	s.InvocationID = fmt.Sprintf("%x", id)
+	for name, field := range map[string]*time.Duration{
+		"InactiveExit": &s.InactiveExit, "ActiveEnter": &s.ActiveEnter, "ActiveExit": &s.ActiveExit, "InactiveEnter": &s.InactiveEnter,
+	} {
+		var micro uint64
+		get(p, name+"TimestampMonotonic", &micro)
+		*field = time.Duration(micro) * time.Microsecond
+	}
+	var wall uint64
+	if get(p, "ActiveEnterTimestamp", &wall); wall != 0 {
+		s.ActiveSince = time.UnixMicro(int64(wall))
+	}
 	return s, nil
 }
 

@@ -81,6 +81,7 @@ func run(ctx context.Context, root string, args []string) error {
 	if err != nil {
 		return err
 	}
+	klog.InfoS("Kubelet version", "kubeletVersion", "v0.0.0-stub") // in kubelet's own words
 	if msg, ok := k.get("fail"); ok {
 		return errors.New(msg)
 	}

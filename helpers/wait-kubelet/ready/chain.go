@@ -11,21 +11,6 @@ import (
 	"berth/helpers/step"
 )
 
-// chain returns the units of a slot's steps in order.
-func chain(slot string) []string {
-	return []string{
-		"node-peer-guard@" + slot + ".service",
-		"node-render-nspawn@" + slot + ".service",
-		"node-render-containerd@" + slot + ".service",
-		"node-render-kubelet@" + slot + ".service",
-		machine.NSpawnUnit(goalstate.MachineName(slot)),
-		"node-wait-dbus@" + slot + ".service",
-		"node-nvidia-wire@" + slot + ".service",
-		"node-containerd@" + slot + ".service",
-		"node-kubelet@" + slot + ".service",
-	}
-}
-
 // Down waits until no step of the slot is being stopped any more. A restart's stop is over when its job has become a start.
 func Down(ctx context.Context, s *step.Step) error {
 	host, err := machine.Host(ctx, s.Root)
@@ -35,7 +20,7 @@ func Down(ctx context.Context, s *step.Step) error {
 	defer host.Close()
 	halt := machine.NewHalt(s.Root, host, goalstate.MachineName(s.Slot))
 	return s.Wait(ctx, "the end of slot "+s.Slot, host.Events(), func(ctx context.Context) (step.State, error) {
-		units, err := host.Units(ctx, chain(s.Slot)...)
+		units, err := host.Units(ctx, machine.Chain(s.Slot)...)
 		if err != nil {
 			return step.State{}, err
 		}
@@ -45,7 +30,7 @@ func Down(ctx context.Context, s *step.Step) error {
 				stopping = append(stopping, u.Name)
 			}
 		}
-		again, err := halt.Repeat(ctx, units[machineStep])
+		again, err := halt.Repeat(ctx, units[machine.MachineStep])
 		return step.State{Done: len(stopping) == 0, Seen: strings.Join(stopping, " "), Again: again}, err
 	})
 }
@@ -61,7 +46,7 @@ func watchChain(ctx context.Context, s *step.Step, host *machine.Manager) error 
 
 // chainPending names the first step that is not done, nothing where all are, and fails where nothing brings the chain up.
 func chainPending(ctx context.Context, s *step.Step, host *machine.Manager) (string, error) {
-	units, err := host.Units(ctx, chain(s.Slot)...)
+	units, err := host.Units(ctx, machine.Chain(s.Slot)...)
 	if err != nil {
 		return "", err
 	}
@@ -76,13 +61,10 @@ func chainPending(ctx context.Context, s *step.Step, host *machine.Manager) (str
 	case pending == "":
 		return "", nil
 	case busy:
-		return pending, hopeless(ctx, host, units[machineStep])
+		return pending, hopeless(ctx, host, units[machine.MachineStep])
 	}
 	return "", why(ctx, s, host, units, pending)
 }
-
-// machineStep is the place of the machine's unit in the chain.
-const machineStep = 4
 
 // hopeless is an error where the machine came down by a failure and waits for systemd to start it again. Systemd does so in
 // any case, with the whole chain and node@: what ends is this try. It is of no use to count tries and to be patient for the

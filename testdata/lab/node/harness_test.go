@@ -66,6 +66,7 @@ func cases() []testCase {
 		diffCases,
 		packageCases,
 		bakeCases,
+		statusCases,
 	} {
 		all = append(all, group...)
 	}
