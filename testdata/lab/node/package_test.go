@@ -72,19 +72,7 @@ var packageCases = []testCase{
 func (h *host) bare(t *testing.T, prepare func(root string) error) *host {
 	t.Helper()
 	other := &host{Host: lab.New(t, lab.Options{Suite: h.Suite(), Prepare: func(root string) error {
-		err := withBuild(func(stage string) error {
-			const shield = "etc/sysctl.d/90-berth.conf" // see leaveKernel
-			commands := []*exec.Cmd{exec.Command("install", "-D", filepath.Join(stage, "host", shield), filepath.Join(root, shield))}
-			for _, machine := range lab.Machines {
-				commands = append(commands, exec.Command("cp", "--archive", filepath.Join(stage, "machine")+"/.", filepath.Join(root, "var/lib/machines", machine)))
-			}
-			var errs []error
-			for _, cmd := range commands {
-				errs = append(errs, run(cmd))
-			}
-			return errors.Join(errs...)
-		})
-		return errors.Join(err, WriteGoal(root, Goal+budgets), prepare(root))
+		return errors.Join(InstallMachines(root), WriteGoal(root, Goal+budgets), prepare(root))
 	}})}
 	t.Cleanup(func() {
 		other.explain(t)
@@ -113,19 +101,13 @@ func TestMain(m *testing.M) {
 }
 
 var makePackages = sync.OnceValues(func() (string, error) {
-	source, err := sourceDir()
-	if err != nil {
-		return "", err
-	}
 	dir, err := os.MkdirTemp("", "berth-packages-")
 	if err != nil {
 		return "", err
 	}
 	packagesDir = dir
 	for _, version := range []string{oldVersion, newVersion} {
-		cmd := exec.Command(filepath.Join(source, "install.sh"), "packages")
-		cmd.Env = append(os.Environ(), "OUT="+dir, "VERSION="+version, "GOARCH="+runtime.GOARCH, "MAINTAINER=The berth authors <berth@example.org>")
-		if err := run(cmd); err != nil {
+		if err := Packages(dir, version); err != nil {
 			return dir, err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -66,6 +67,32 @@ func Install(root string) error {
 		}
 		return nil
 	})
+}
+
+// InstallMachines is Install without berth itself: a kubelet into the machines of root, and a cluster's CA and a bootstrap
+// token into /etc/berth.
+func InstallMachines(root string) error {
+	err := withBuild(func(stage string) error {
+		const shield = "etc/sysctl.d/90-berth.conf" // see leaveKernel
+		errs := []error{run(exec.Command("install", "-D", filepath.Join(stage, "host", shield), filepath.Join(root, shield)))}
+		for _, machine := range lab.Machines {
+			machineRoot := filepath.Join(root, "var/lib/machines", machine)
+			errs = append(errs, run(exec.Command("cp", "--archive", filepath.Join(stage, "machine")+"/.", machineRoot)))
+		}
+		return errors.Join(errs...)
+	})
+	return errors.Join(err, writeCluster(root))
+}
+
+// Packages makes the .deb and the .rpm of a version, for this machine's architecture, in dir/build.
+func Packages(dir, version string) error {
+	source, err := sourceDir()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(filepath.Join(source, "install.sh"), "packages")
+	cmd.Env = append(os.Environ(), "OUT="+dir, "VERSION="+version, "GOARCH="+runtime.GOARCH, "MAINTAINER=The berth authors <berth@example.org>")
+	return run(cmd)
 }
 
 // withBuild calls use with the folder that holds the shared build, which nobody changes meanwhile.
@@ -145,13 +172,16 @@ func leaveKernel(host, machine string) error {
 
 // WriteGoal writes the goal state below root, and the CA and the bootstrap token that Goal names.
 func WriteGoal(root, goal string) error {
+	return errors.Join(write(filepath.Join(root, "etc/berth/goal.toml"), []byte(goal), 0o644), writeCluster(root))
+}
+
+func writeCluster(root string) error {
 	ca, err := certificateAuthority()
 	if err != nil {
 		return err
 	}
 	dir := filepath.Join(root, "etc/berth")
 	return errors.Join(
-		write(filepath.Join(dir, "goal.toml"), []byte(goal), 0o644),
 		write(filepath.Join(dir, "ca.crt"), ca, 0o644),
 		write(filepath.Join(dir, "bootstrap-token"), []byte("abcdef.0123456789abcdef\n"), 0o600))
 }
