@@ -34,7 +34,9 @@ compared, not processes: a restart that is still to be done for a file that
 is written already is not seen.
 
 The content of a file that holds a secret, of one that only root may read,
-and of one that would be removed is not printed.
+and of one that would be removed is not printed. Files of which only the
+first comment differs, because the goal state is in other files now, are
+counted.
 
    berth diff                  all slots
    berth diff --exit-code a    for scripts: exits with 1 on a difference
@@ -176,7 +178,12 @@ var states = map[compare.State]string{compare.Missing: "is missing", compare.Dif
 func printDiff(w io.Writer, all []diffSlot) {
 	paint := colours(w)
 	for _, s := range all {
+		comments := 0
 		for _, f := range s.Changes {
+			if f.Because == needs.OnlyComment && *f.Old == *f.New {
+				comments++
+				continue
+			}
 			fmt.Fprintln(w, paint.paint(bold, visible(f.Path)+" "+states[f.State]))
 			fmt.Fprintf(w, "needs %s: %s\n", f.need, f.Because)
 			printSides(w, f)
@@ -193,6 +200,9 @@ func printDiff(w io.Writer, all []diffSlot) {
 		}
 		if len(s.Changes) == 0 {
 			continue
+		}
+		if comments > 0 {
+			fmt.Fprintf(w, "different only in the first comment, which names the files of the goal state: %d\n\n", comments)
 		}
 		text := fmt.Sprintf("slot %s needs %s", s.Slot, s.sum)
 		if s.Command != "" {

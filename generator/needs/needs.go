@@ -35,6 +35,9 @@ type Need struct {
 	Because string
 }
 
+// OnlyComment is the reason why a change of what a file says of its own sources needs nothing.
+const OnlyComment = "only its first comment differs"
+
 // rule is a line of the table.
 type rule struct {
 	part string
@@ -90,7 +93,7 @@ func Of(part, name string, old, wanted *file.File, running bool) Need {
 		case bytes.Equal(old.Content, wanted.Content):
 			return Need{Because: "its content is the same"}
 		case bytes.Equal(body(old.Content), body(wanted.Content)):
-			return Need{Because: "only its first comment differs"}
+			return Need{Because: OnlyComment}
 		case reloaded != nil && onlyKeys(old.Content, wanted.Content, reloaded):
 			need, _ = find(part, "")
 		}
