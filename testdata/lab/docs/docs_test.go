@@ -47,7 +47,27 @@ import (
 const source = "../../.."
 
 // notRun are, by document and the first line of the block, the commands that cannot run in the lab, and why.
-var notRun = map[string]map[string]string{}
+var notRun = map[string]map[string]string{
+	"README.md": {
+		"go run ./testdata/lab/cmd/lab demo": "boots a lab host itself; what it shows is in docs/first-node.md",
+		"go test -timeout 60m -parallel 3 ./... ./testdata/gpu ./testdata/stubctk ./testdata/lab/...": "runs this test",
+		"./install.sh install": "needs Go and the source: the lab's hosts are made by it",
+		"go test ./testdata/lab/node -run TestTimings -timings -count=1 -v": "measures for minutes",
+	},
+	"docs/blue-green.md": {
+		"debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,kmod,iproute2,mount,containerd,runc \\": internet,
+	},
+	"docs/first-node.md": {
+		"./install.sh packages":          "needs Go and the source: the package that the chapter installs is made by it",
+		"apt-get install -y debootstrap": internet,
+	},
+	"docs/images.md": {
+		"DESTDIR=/tmp/mkosi/mkosi.extra ./install.sh install": internet,
+	},
+}
+
+// internet is why root file systems and images are not made.
+const internet = "the lab has no network: the lab's own root file systems are made in the same way, from the same packages"
 
 // patience bounds each command; it is no measure of anything.
 const patience = 2 * time.Minute
