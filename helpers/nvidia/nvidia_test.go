@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -167,6 +168,13 @@ func TestMismatch(t *testing.T) {
 		{driver("550.54.15", "/l/libcuda.so.550.54.15", "/l/libnvidia-ml.so.550.54.15"), nil, "all of one driver"},
 		{driver("550.54.15", "/l/libcuda.so.560.35.03", "/l/libnvidia-ml.so.560.35.03"), []string{"560.35.03", "550.54.15", "reboot"}, "an upgrade without a reboot"},
 		{driver("550.54.15", "/l/libcuda.so.550.54.15", "/l/libnvidia-ml.so.535.1"), []string{"libnvidia-ml.so.535.1", "550.54.15"}, "one of two"},
+		{&Driver{Version: "550.54.15", Libraries: []Library{
+			{"libnvidia-ptxjitcompiler.so.1", "/l/libnvidia-ptxjitcompiler.so.560.35.03"},
+			{"libnvidia-ptxjitcompiler.so.560.35.03", "/l/libnvidia-ptxjitcompiler.so.560.35.03"},
+		}}, []string{": /l/libnvidia-ptxjitcompiler.so.560.35.03: "}, "half an upgrade; a file is told once"},
+		{&Driver{Version: "550.54.15", Libraries: []Library{
+			{"libnvidia-glcore.so.535.1", "/l/libnvidia-glcore.so.535.1"}, {"libnvidia-egl-wayland.so.1", "/l/libnvidia-egl-wayland.so.1.1.13"},
+		}}, nil, "left over under a name that nobody asks for, and one with a version of its own"},
 		{driver("", "/l/libcuda.so.560.35.03", "/l/libnvidia-ml.so.560.35.03"), nil, "the kernel does not say"},
 		{driver("550.54.15", "/l/libcuda.so.1", "/l/libnvidia-ml.so"), nil, "files that do not say"},
 		{&Driver{Version: "550.54.15"}, nil, "no libraries: that is for Missing"},
@@ -250,6 +258,34 @@ func TestMakeNodes(t *testing.T) {
 		}
 		if got := strings.Join(done, "; "); got != c.done || message != c.err {
 			t.Errorf("%s: did %q, error %q; want %q, %q", c.why, got, message, c.done, c.err)
+		}
+	}
+}
+
+// TestMakeNodesHangs: with a driver that has lost its GPU nvidia-smi does not end, nor what it started. The reason is told in time.
+func TestMakeNodesHangs(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir+"/dev/nvidiactl", "", 0o644)
+	write(t, dir+"/usr/bin/nvidia-smi", "#!/bin/sh\ntrap '' TERM\necho Unable to determine the device handle\nsleep 20 &\necho $! >"+dir+"/child\nwait\n", 0o755)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := MakeNodes(ctx, openRoot(t, dir))
+	want := "no device node /dev/nvidia-uvm /dev/nvidia0 on this host: nvidia-smi -L: not done in time: Unable to determine the device handle"
+	if err == nil || err.Error() != want {
+		t.Errorf("error %v; want %s", err, want)
+	}
+	if ctx.Err() != nil {
+		t.Error("no time is left for the rest of the step")
+	}
+	child, err := os.ReadFile(dir + "/child")
+	must(t, err)
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		stat, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(child)) + "/stat")
+		if len(stat) == 0 || strings.Contains(string(stat), ") Z ") { // gone, or nobody takes notice of its end
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("what it started still runs: %s", stat)
 		}
 	}
 }
