@@ -357,13 +357,7 @@ func prepare(t *testing.T, root, host string) error {
 		data, err := os.ReadFile(debs[0])
 		return errors.Join(err, os.WriteFile(filepath.Join(root, "root", filepath.Base(debs[0])), data, 0o644))
 	}
-	err := node.Prepare(root, "")
-	for _, b := range read(t, "docs/first-node.md").blocks {
-		if b.kind == written {
-			err = errors.Join(err, write(root, b))
-		}
-	}
-	return err
+	return errors.Join(node.Install(root), node.WriteCluster(root))
 }
 
 func write(root string, b block) error {
@@ -374,6 +368,17 @@ func write(root string, b block) error {
 // play runs a document in its host.
 func play(t *testing.T, h *lab.Host, name string, d document) {
 	t.Helper()
+	if d.host == "node" {
+		// Not before it is up: its boot would start the boot slot.
+		for _, b := range read(t, "docs/first-node.md").blocks {
+			if b.kind == written {
+				if err := write(h.Root(), b); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		h.Must(t, "systemctl daemon-reload")
+	}
 	bash := startShell(t, h)
 	bash.run(t, "cd /root")
 	// failing is the last command if it has failed, and the document does not show its exit status yet.

@@ -81,7 +81,7 @@ func InstallMachines(root string) error {
 		}
 		return errors.Join(errs...)
 	})
-	return errors.Join(err, writeCluster(root))
+	return errors.Join(err, WriteCluster(root))
 }
 
 // Packages makes the .deb and the .rpm of a version, for this machine's architecture, in dir/build.
@@ -170,12 +170,13 @@ func leaveKernel(host, machine string) error {
 			[]byte("[Service]\nEnvironment=STUB_SKIP_SYSCTL=1\n"), 0o644))
 }
 
-// WriteGoal writes the goal state below root, and the CA and the bootstrap token that Goal names.
+// WriteGoal is WriteCluster, and writes the goal state below root.
 func WriteGoal(root, goal string) error {
-	return errors.Join(write(filepath.Join(root, "etc/berth/goal.toml"), []byte(goal), 0o644), writeCluster(root))
+	return errors.Join(write(filepath.Join(root, "etc/berth/goal.toml"), []byte(goal), 0o644), WriteCluster(root))
 }
 
-func writeCluster(root string) error {
+// WriteCluster writes the CA and the bootstrap token that Goal names below root.
+func WriteCluster(root string) error {
 	ca, err := certificateAuthority()
 	if err != nil {
 		return err
