@@ -341,8 +341,10 @@ func (s Service) failure() error {
 		return fmt.Errorf("killed by signal %d (%s)", s.ExecMainStatus, unix.SignalName(unix.Signal(s.ExecMainStatus)))
 	case "timeout":
 		return ErrTimeout
+	case "resources":
+		return errors.New("could not be executed (result resources, as where systemd itself lacks libraries or memory)")
 	}
-	return errors.New(s.Result) // in systemd's words: oom-kill, resources, …
+	return errors.New(s.Result) // in systemd's words: oom-kill, …
 }
 
 // get leaves the field empty where a property is missing or, in some version, of another type.

@@ -2,12 +2,15 @@ package nvidia
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	"berth/generator/file"
 )
@@ -27,7 +30,7 @@ func MakeNodes(ctx context.Context, root *file.Root) (done []string, err error) 
 			continue
 		}
 		text := strings.Join(command, " ")
-		out, err := exec.CommandContext(ctx, filepath.Join(root.Name(), name), command[1:]...).CombinedOutput()
+		out, err := output(ctx, filepath.Join(root.Name(), name), command[1:]...)
 		if err != nil {
 			failed = append(failed, fmt.Sprintf("%s: %v: %s", text, err, strings.TrimSpace(string(out))))
 		}
@@ -44,6 +47,28 @@ func MakeNodes(ctx context.Context, root *file.Root) (done []string, err error) 
 		why = strings.Join(failed, "; ")
 	}
 	return done, fmt.Errorf("no device node %s on this host: %s", strings.Join(missing, " "), why)
+}
+
+// output runs a program and returns what it wrote, within three quarters of the time that is left: the rest is for telling that
+// it hangs, as these programs do where the driver has lost a GPU, and for what can be done without.
+func output(ctx context.Context, name string, args ...string) ([]byte, error) {
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)*3/4)
+		defer cancel()
+	}
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // with what it started
+	cmd.WaitDelay = 10 * time.Millisecond                                                // for others that have its output
+	out, err := cmd.CombinedOutput()
+	switch {
+	case errors.Is(err, exec.ErrWaitDelay):
+		err = nil // it is done, and has left something behind that runs
+	case err != nil && ctx.Err() != nil:
+		err = errors.New("not done in time")
+	}
+	return out, err
 }
 
 // makers are the commands that make nodes.

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -250,6 +251,34 @@ func TestMakeNodes(t *testing.T) {
 		}
 		if got := strings.Join(done, "; "); got != c.done || message != c.err {
 			t.Errorf("%s: did %q, error %q; want %q, %q", c.why, got, message, c.done, c.err)
+		}
+	}
+}
+
+// TestMakeNodesHangs: with a driver that has lost its GPU nvidia-smi does not end, nor what it started. The reason is told in time.
+func TestMakeNodesHangs(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir+"/dev/nvidiactl", "", 0o644)
+	write(t, dir+"/usr/bin/nvidia-smi", "#!/bin/sh\ntrap '' TERM\necho Unable to determine the device handle\nsleep 20 &\necho $! >"+dir+"/child\nwait\n", 0o755)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := MakeNodes(ctx, openRoot(t, dir))
+	want := "no device node /dev/nvidia-uvm /dev/nvidia0 on this host: nvidia-smi -L: not done in time: Unable to determine the device handle"
+	if err == nil || err.Error() != want {
+		t.Errorf("error %v; want %s", err, want)
+	}
+	if ctx.Err() != nil {
+		t.Error("no time is left for the rest of the step")
+	}
+	child, err := os.ReadFile(dir + "/child")
+	must(t, err)
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		stat, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(child)) + "/stat")
+		if len(stat) == 0 || strings.Contains(string(stat), ") Z ") { // gone, or nobody takes notice of its end
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("what it started still runs: %s", stat)
 		}
 	}
 }

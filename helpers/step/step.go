@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
@@ -195,7 +196,7 @@ func (s *Step) Error(err error) {
 // write logs each line of text with a priority of syslog(3), in the form that systemd takes off again
 // (SyslogLevelPrefix=, systemd.exec(5)). The unit adds the fields BERTH_SLOT= and BERTH_STEP=.
 func (s *Step) write(priority int, text string) {
-	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
+	for line := range strings.SplitSeq(strings.TrimRight(printable(text), "\n"), "\n") {
 		if s.journal {
 			line = fmt.Sprintf("<%d>%s", priority, line)
 		}
@@ -217,10 +218,26 @@ func Version() string {
 	return "unknown"
 }
 
+// statusLimit keeps a status well below what systemd takes in one message of sd_notify(3), 4096 bytes. It drops a larger one.
+const statusLimit = 1000
+
 func oneLine(s string) string {
-	line, _, more := strings.Cut(strings.TrimSpace(s), "\n")
+	line, _, more := strings.Cut(strings.TrimSpace(printable(s)), "\n")
+	if len(line) > statusLimit {
+		line, more = strings.ToValidUTF8(line[:statusLimit], ""), true
+	}
 	if more {
 		line += " …"
 	}
 	return line
+}
+
+// printable replaces what is no text, or would change how a terminal shows the rest: a log line may have come out of a machine.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return unicode.ReplacementChar
+		}
+		return r // also in place of a byte that is not UTF-8
+	}, s)
 }

@@ -71,6 +71,22 @@ func TestError(t *testing.T) {
 	}
 }
 
+// What is logged may come out of a machine.
+func TestLogOfAnything(t *testing.T) {
+	s, log, told, err := newStep(t, "a", t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Warn("\x1b]0;title\a\tä\xff\r\n\x00last\u009b31m")
+	if got, want := log.String(), "<4>\uFFFD]0;title\uFFFD\tä\uFFFD\uFFFD\n<4>\uFFFDlast\uFFFD31m\n"; got != want {
+		t.Errorf("log %q; want %q: nothing may change how a terminal shows the rest", got, want)
+	}
+	s.Status("\x1b%s", strings.Repeat("ä", 10_000))
+	if got, want := told.String(), "STATUS=\uFFFD"+strings.Repeat("ä", 498)+" …\n"; got != want {
+		t.Errorf("told systemd %d bytes, %.20q; want %d: it takes 4096 in one message (sd_notify(3))", len(got), got, len(want))
+	}
+}
+
 func TestGoal(t *testing.T) {
 	dir := t.TempDir()
 	root, err := file.OpenRoot(dir)

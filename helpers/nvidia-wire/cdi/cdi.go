@@ -94,9 +94,19 @@ func (c *checker) parse(s Spec) *specs.Spec {
 		err = validate(s.Content)
 	}
 	if err != nil {
-		c.errorf("containerd would refuse it: %s", strings.Join(strings.Fields(err.Error()), " ")) // YAML's has lines
+		c.errorf("containerd would refuse it: %s", short(err.Error()))
 	}
 	return spec
+}
+
+// short makes one line of an error. YAML's has a line for each mistake, with what is in the file.
+func short(text string) string {
+	const limit = 500
+	text = strings.Join(strings.Fields(text), " ")
+	if len(text) > limit {
+		text = strings.ToValidUTF8(text[:limit], "") + "…"
+	}
+	return text
 }
 
 // validate has the library of containerd read the specification, which it only does from a file.

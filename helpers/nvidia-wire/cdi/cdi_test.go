@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -205,6 +206,19 @@ func TestCheckAll(t *testing.T) {
 	must(t, gpu.Make(root.Name(), gpu.Headless(2)[4], gpu.Modeset))
 	if _, unused, err := Check(root, []Spec{main}); err != nil || cmp.Diff([]string{"/dev/nvidia1"}, unused) != "" {
 		t.Errorf("unused %v, error %v; want /dev/nvidia1", unused, err)
+	}
+}
+
+// TestCheckShort: a file that is something else is not told at length.
+func TestCheckShort(t *testing.T) {
+	var b strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&b, "key%d: välue\n", i)
+	}
+	_, _, err := Check(machine(t), []Spec{{Main, []byte(b.String())}})
+	first, _, _ := strings.Cut(errorText(err), "\n")
+	if !strings.Contains(first, "field key0 not found") || !strings.HasSuffix(first, "…") || len(first) > 600 {
+		t.Errorf("an error of %d bytes: %.800s", len(first), first)
 	}
 }
 

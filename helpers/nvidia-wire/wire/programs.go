@@ -76,7 +76,10 @@ func (m *Machine) generate(ctx context.Context, toolkit string) error {
 	return nil
 }
 
-// failure says why a program failed: in the first line by its last one, then all that it wrote.
+// outputLines is how much of a program's output is worth telling, as systemd tries again and again.
+const outputLines = 50
+
+// failure says why a program failed: in the first line by its last one, then by what it wrote.
 func (m *Machine) failure(program, output string, err error) error {
 	if err == nil {
 		return nil
@@ -87,6 +90,9 @@ func (m *Machine) failure(program, output string, err error) error {
 		last = ": " + last
 	}
 	err = fmt.Errorf("%s in machine %s: %w%s", program, m.Name, err, last)
+	if n := len(lines) - outputLines; n > 1 {
+		lines = append([]string{fmt.Sprintf("(%d lines before)", n)}, lines[n:]...)
+	}
 	if len(lines) > 1 {
 		err = errors.Join(err, errors.New("  "+strings.Join(lines, "\n  ")))
 	}

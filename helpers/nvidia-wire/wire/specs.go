@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/generator/file"
+	"berth/helpers/machine"
 	"berth/helpers/nvidia"
 	"berth/helpers/nvidia-wire/cdi"
 )
@@ -27,12 +29,41 @@ func isOurs(name string) bool { return isSpec(name) && strings.HasPrefix(name, "
 func isSpec(name string) bool { return path.Ext(name) == ".yaml" || path.Ext(name) == ".json" }
 
 // publish checks what nvidia-ctk made and puts it where containerd looks. It returns the names of the devices.
-func (m *Machine) publish() (devices []string, err error) {
+func (m *Machine) publish(ctx context.Context) (devices []string, err error) {
 	m.Log.Status("checking the CDI specification of machine %s", m.Name)
 	specs, err := m.staged()
 	if err != nil {
 		return nil, err
 	}
+	// Decoding YAML takes time in the square of its keys, minutes for what specLimit lets through.
+	type result struct {
+		devices []string
+		err     error
+	}
+	checked := make(chan result, 1)
+	go func() {
+		devices, err := m.check(specs)
+		checked <- result{devices, err}
+	}()
+	select {
+	case r := <-checked:
+		if r.err != nil {
+			return nil, r.err
+		}
+		devices = r.devices
+	case <-ctx.Done():
+		return nil, fmt.Errorf("checking the CDI specifications in machine %s: %w", m.Name, machine.ErrTimeout)
+	}
+	files := make([]file.File, len(specs))
+	for i, s := range specs {
+		files[i] = file.File{Path: path.Join(nvidia.CDIDir, s.Name), Mode: 0o644, Content: s.Content}
+	}
+	_, err = m.Root.WriteAll(files)
+	return devices, err
+}
+
+// check checks specifications, and those that are there beside them. It returns the names of the devices.
+func (m *Machine) check(specs []cdi.Spec) (devices []string, err error) {
 	devices, unused, err := cdi.Check(m.Root, specs)
 	if err != nil {
 		return nil, fmt.Errorf("the CDI specification that nvidia-ctk made in machine %s cannot be used, no container will get a GPU:%s",
@@ -41,15 +72,7 @@ func (m *Machine) publish() (devices []string, err error) {
 	if unused != nil {
 		m.Log.Warn("no CDI device for %s: nvidia-ctk did not find these GPUs", strings.Join(unused, " "))
 	}
-	if err := m.checkOthers(); err != nil {
-		return nil, err
-	}
-	files := make([]file.File, len(specs))
-	for i, s := range specs {
-		files[i] = file.File{Path: path.Join(nvidia.CDIDir, s.Name), Mode: 0o644, Content: s.Content}
-	}
-	_, err = m.Root.WriteAll(files)
-	return devices, err
+	return devices, m.checkOthers()
 }
 
 // staged reads what nvidia-ctk made.

@@ -59,7 +59,7 @@ func (m *Machine) Wire(ctx context.Context, host *file.Root, d *nvidia.Driver, a
 	if err := m.generate(ctx, toolkit); err != nil {
 		return "", err
 	}
-	devices, err := m.publish()
+	devices, err := m.publish(ctx)
 	if err != nil {
 		return "", err
 	}

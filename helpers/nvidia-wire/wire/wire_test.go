@@ -454,6 +454,9 @@ func TestToolkit(t *testing.T) {
 		}, "nvidia-ctk cdi generate in machine node-a: exit status 1: failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND\n  level=info\n  time="},
 		{"fails without a word", func(f *fixture) { f.err = errors.New("killed by signal 9 (SIGKILL)") },
 			"nvidia-ctk cdi generate in machine node-a: killed by signal 9 (SIGKILL)"},
+		{"fails with many words", func(f *fixture) {
+			f.output, f.err = strings.Repeat("line\n", 1000)+"last", errors.New("exit status 1")
+		}, "nvidia-ctk cdi generate in machine node-a: exit status 1: last\n  (951 lines before)\n" + strings.Repeat("  line\n", 49) + "  last"},
 		{"is too old", func(f *fixture) {
 			f.output, f.err = "Incorrect Usage: flag provided but not defined: -disable-hook\n\nNAME:\n", errors.New("exit status 1")
 		}, "/usr/bin/nvidia-ctk in machine node-a is too old, it has no --disable-hook and --enable-hook: " +
@@ -488,6 +491,25 @@ func TestToolkit(t *testing.T) {
 			t.Errorf("warnings %q", f.warned)
 		}
 	})
+}
+
+// TestSlowCheck: a specification that takes seconds to decode, as larger ones take minutes, does not take longer than there is time.
+func TestSlowCheck(t *testing.T) {
+	f := newFixture(t, 1)
+	var b strings.Builder
+	b.WriteString(spec)
+	for i := range 100_000 {
+		fmt.Fprintf(&b, "key%d: 1\n", i)
+	}
+	f.spec = b.String()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	_, err := f.m.Wire(ctx, f.host, f.driver, "amd64")
+	if took := time.Since(begin); !errors.Is(err, machine.ErrTimeout) || took > 3*time.Second {
+		t.Errorf("after %v: %v", took, err)
+	}
+	f.wantNoSpec()
 }
 
 // outside is everything that is not the machine's, with what would change if it was written.
