@@ -28,7 +28,7 @@ demo SUITE="trixie":
 
 # Rewrite the golden files.
 golden:
-    go test ./generator ./generator/bake ./generator/cli ./generator/goalstate ./generator/status ./helpers/render -update
+    go test -p 1 ./generator ./generator/bake ./generator/cli ./generator/goalstate ./generator/status ./helpers/render -update
 
 # Everything that has an opinion about the source.
 lint:

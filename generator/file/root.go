@@ -36,7 +36,7 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("%q beneath %s: %v: it %s; %s", e.Path, e.Root, ErrRefused, e.Is, e.Want)
+	return fmt.Sprintf("%s: %v: it %s; %s", place(e.Path, e.Root), ErrRefused, e.Is, e.Want)
 }
 
 func (e *RefusedError) Unwrap() error { return ErrRefused }
@@ -52,7 +52,8 @@ func (e *RefusedError) Unwrap() error { return ErrRefused }
 // A Root may be used by many goroutines, and several processes may write the same file: the last one wins, none fails,
 // no reader sees a mixture. It needs /proc.
 type Root struct {
-	dir *os.File // O_PATH
+	dir    *os.File // O_PATH
+	called string   // in messages, if not by its path
 }
 
 // OpenRoot returns a Root for dir, which must be a folder. Links in dir itself belong to the caller and are followed.
@@ -61,8 +62,11 @@ func OpenRoot(dir string) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Root{f}, nil
+	return &Root{dir: f}, nil
 }
+
+// Call makes messages call the root by another name than its path, such as that of the machine whose root it is.
+func (r *Root) Call(name string) { r.called = name }
 
 // Close gives up the handle; what Open and Handle returned stays open.
 func (r *Root) Close() error { return r.dir.Close() }
@@ -153,7 +157,7 @@ func (r *Root) Sub(name string) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Root{dir}, nil
+	return &Root{dir: dir}, nil
 }
 
 // Resolve returns the path of what name leads to, absolute as seen from the root, with no link in it. It holds as long as
@@ -650,7 +654,18 @@ func kind(info fs.FileInfo) string {
 }
 
 func (r *Root) refuse(name, is, want string) error {
-	return &RefusedError{Path: name, Root: r.Name(), Is: is, Want: want}
+	return &RefusedError{Path: name, Root: r.shown(), Is: is, Want: want}
+}
+
+// shown is what messages call the root.
+func (r *Root) shown() string { return cmp.Or(r.called, r.Name()) }
+
+// place tells where something is, in a message.
+func place(name, root string) string {
+	if root == "/" {
+		return strconv.Quote(path.Join("/", name))
+	}
+	return fmt.Sprintf("%q beneath %s", name, root)
 }
 
 func (r *Root) wrap(name string, err error) error {
@@ -661,5 +676,5 @@ func (r *Root) wrap(name string, err error) error {
 	for perr := (*fs.PathError)(nil); errors.As(err, &perr); {
 		err = perr.Err
 	}
-	return fmt.Errorf("%q beneath %s: %w", name, r.Name(), err)
+	return fmt.Errorf("%s: %w", place(name, r.shown()), err)
 }

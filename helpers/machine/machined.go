@@ -107,6 +107,7 @@ func (m *Machine) Root() (*file.Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("root file system of machine %s: %w", m.Name, err)
 	}
+	root.Call("the root of machine " + m.Name)
 	return root, nil
 }
 

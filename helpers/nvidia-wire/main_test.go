@@ -32,12 +32,12 @@ func TestDecide(t *testing.T) {
 		{"auto, no libraries", goalstate.Auto, true, 0, "", false, true, false,
 			"its linker does not find the driver's libcuda.so.1 and libnvidia-ml.so.1 (ldconfig -p): install the driver's libraries; until then no container gets a GPU"},
 		{"auto, one library", goalstate.Auto, true, 1, "", false, true, false, "does not find the driver's libnvidia-ml.so.1 (ldconfig -p)"},
-		{"auto, another module", goalstate.Auto, true, 3, "560.35.03", false, false, true, "has version 550.54.15, but the loaded kernel module has 560.35.03"},
+		{"auto, another module", goalstate.Auto, true, 3, "560.35.03", false, false, true, "has version 560.35.03, but these of its libraries have another one: /usr/lib/"},
 		{"required, no GPU", goalstate.Required, false, 3, "", false, false, true, "nvidia.mode is required, but this host has no NVIDIA GPU (no /dev/nvidiactl)"},
 		{"required", goalstate.Required, true, 3, "550.54.15", true, false, false, ""},
 		{"required, the kernel does not say", goalstate.Required, true, 3, "", true, false, false, ""},
 		{"required, no libraries", goalstate.Required, true, 0, "", false, false, true, "nvidia.mode is required: this host has an NVIDIA GPU"},
-		{"required, another module", goalstate.Required, true, 3, "560.35.03", false, false, true, "has version 550.54.15, but the loaded kernel module has 560.35.03"},
+		{"required, another module", goalstate.Required, true, 3, "560.35.03", false, false, true, "has version 560.35.03, but these of its libraries have another one: /usr/lib/"},
 	} {
 		t.Run(tt.reason, func(t *testing.T) {
 			dir := t.TempDir()

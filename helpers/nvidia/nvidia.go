@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -88,23 +89,33 @@ func (d *Driver) find(name string) string {
 	return ""
 }
 
-// Mismatch is an error where the libraries are not those of the loaded module, as after an upgrade of the driver without a
-// reboot. The driver would refuse them.
+// Mismatch is an error where libraries are not those of the loaded module, as after an upgrade of the driver without a reboot, or half an
+// upgrade. The driver would refuse them. A library that is known by a name with its version in it does no harm: only those of the same
+// version ask for it.
 func (d *Driver) Mismatch() error {
 	if d.Version == "" {
 		return nil
 	}
-	for _, name := range essential {
-		file := d.find(name)
-		_, version, found := strings.Cut(path.Base(file), ".so.")
-		// A file that is called by its soname does not tell its version.
-		if found && strings.Contains(version, ".") && version != d.Version {
-			return fmt.Errorf("the NVIDIA driver's library %s has version %s, but the loaded kernel module has %s: "+
-				"reboot the host or reload the module, or install the libraries of %[3]s", file, version, d.Version)
+	var wrong []string
+	for _, l := range d.Libraries {
+		_, version, _ := strings.Cut(path.Base(l.Path), ".so.")
+		if l.Name != path.Base(l.Path) && driverVersion.MatchString(version) && version != d.Version && !slices.Contains(wrong, l.Path) {
+			wrong = append(wrong, l.Path)
 		}
 	}
-	return nil
+	if wrong == nil {
+		return nil
+	}
+	slices.Sort(wrong)
+	if more := len(wrong) - 3; more > 1 {
+		wrong = append(wrong[:3], fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Errorf("the NVIDIA driver's loaded kernel module has version %s, but these of its libraries have another one: %s: "+
+		"reboot the host or reload the module, or install the libraries of %[1]s", d.Version, strings.Join(wrong, " "))
 }
+
+// driverVersion matches versions of drivers, as of 550.54.15. Some libraries that come with it have versions of their own (1.1.13).
+var driverVersion = regexp.MustCompile(`^[0-9]{3,}\.[0-9]+(\.[0-9]+)?$`)
 
 // Bind is one file or folder of the host in the machine, read-only.
 type Bind struct{ Source, Target string }

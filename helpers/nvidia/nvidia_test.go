@@ -168,6 +168,13 @@ func TestMismatch(t *testing.T) {
 		{driver("550.54.15", "/l/libcuda.so.550.54.15", "/l/libnvidia-ml.so.550.54.15"), nil, "all of one driver"},
 		{driver("550.54.15", "/l/libcuda.so.560.35.03", "/l/libnvidia-ml.so.560.35.03"), []string{"560.35.03", "550.54.15", "reboot"}, "an upgrade without a reboot"},
 		{driver("550.54.15", "/l/libcuda.so.550.54.15", "/l/libnvidia-ml.so.535.1"), []string{"libnvidia-ml.so.535.1", "550.54.15"}, "one of two"},
+		{&Driver{Version: "550.54.15", Libraries: []Library{
+			{"libnvidia-ptxjitcompiler.so.1", "/l/libnvidia-ptxjitcompiler.so.560.35.03"},
+			{"libnvidia-ptxjitcompiler.so.560.35.03", "/l/libnvidia-ptxjitcompiler.so.560.35.03"},
+		}}, []string{": /l/libnvidia-ptxjitcompiler.so.560.35.03: "}, "half an upgrade; a file is told once"},
+		{&Driver{Version: "550.54.15", Libraries: []Library{
+			{"libnvidia-glcore.so.535.1", "/l/libnvidia-glcore.so.535.1"}, {"libnvidia-egl-wayland.so.1", "/l/libnvidia-egl-wayland.so.1.1.13"},
+		}}, nil, "left over under a name that nobody asks for, and one with a version of its own"},
 		{driver("", "/l/libcuda.so.560.35.03", "/l/libnvidia-ml.so.560.35.03"), nil, "the kernel does not say"},
 		{driver("550.54.15", "/l/libcuda.so.1", "/l/libnvidia-ml.so"), nil, "files that do not say"},
 		{&Driver{Version: "550.54.15"}, nil, "no libraries: that is for Missing"},

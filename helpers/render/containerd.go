@@ -192,6 +192,10 @@ func (r *renderer) addNVIDIA(containerd map[string]any, m facts.Machine) {
 	if n.DefaultRuntime {
 		containerd["default_runtime_name"] = n.RuntimeClass
 	}
+	if old, _ := path.Match("1.[0-6].*", m.ContainerdPackage); old && m.NVIDIARuntime == "" {
+		r.warnf("nvidia: containerd %s has no CDI (1.7 and later have), and there is no nvidia-container-runtime in %s: no pod can use a GPU: "+
+			"install a newer containerd, or the NVIDIA Container Toolkit", m.ContainerdPackage, m.Root)
+	}
 }
 
 // keepCDI makes sure that containerd looks for the GPUs' CDI specification where nvidia-wire puts it, whatever

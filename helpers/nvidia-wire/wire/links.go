@@ -35,7 +35,7 @@ func libraryFolder(root *file.Root, arch string) (string, error) {
 			return folder, nil
 		}
 	}
-	return "", fmt.Errorf("no folder of libraries in %s: want one of %s", root.Name(), strings.Join(folders, " "))
+	return "", fmt.Errorf("no folder of libraries in the root file system: want one of %s", strings.Join(folders, " "))
 }
 
 // link makes the links that the driver needs, and removes those of other drivers.
