@@ -9,7 +9,7 @@ import (
 )
 
 // ErrNone says that there is no goal state: neither a main file nor a drop-in, or all of them hidden.
-var ErrNone = errors.New("no goal state: want /etc/berth/goal.toml")
+var ErrNone = errors.New("there is no goal state: write /etc/berth/goal.toml")
 
 // Error is one mistake in a goal state.
 type Error struct {

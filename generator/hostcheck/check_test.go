@@ -278,7 +278,8 @@ func TestCheck(t *testing.T) {
 		{why: "nobody could look", change: func(f *Facts) { gpu(f); f.NVIDIAProblem = "ldconfig: not found" },
 			want: []string{"warning nvidia-driver: slot a: ldconfig: not found: run berth check as root, with ldconfig in $PATH"}},
 		{why: "an upgrade without a reboot", change: func(f *Facts) { gpu(f); f.NVIDIA.Version = "535.1" },
-			want: []string{"error nvidia-mismatch: slot a: the NVIDIA driver's library /usr/lib/libcuda.so.550.54.14 has version 550.54.14, but the loaded kernel module has 535.1: " +
+			want: []string{"error nvidia-mismatch: slot a: the NVIDIA driver's loaded kernel module has version 535.1, but these of its libraries have another one: " +
+				"/usr/lib/libcuda.so.550.54.14 /usr/lib/libnvidia-ml.so.550.54.14: " +
 				"reboot the host or reload the module, or install the libraries of 535.1"}},
 		{why: "no toolkit in the machine", change: func(f *Facts) { gpu(f); slot(f, func(s *Slot) { s.Machine.NVIDIAToolkit = "" }) },
 			want: []string{"error nvidia-ctk: slot a: there is a GPU, but no nvidia-ctk in /var/lib/machines/node-a: install the NVIDIA Container Toolkit 1.18 or newer there, or set nvidia.mode to off"}},

@@ -334,7 +334,7 @@ func TestChanges(t *testing.T) {
 		{"a slot is gone, and the goal state too", &now, Judge(changeHost(host(goal("", "a"), ready("a")), func(f *Facts) {
 			f.GoalError = goalstate.ErrNone
 		}), noon), []string{
-			"goal state: none", "goal state: no goal state: want /etc/berth/goal.toml", "slot a: ready", "slot b: gone",
+			"goal state: none", "goal state: there is no goal state: write /etc/berth/goal.toml", "slot a: ready", "slot b: gone",
 		}},
 	} {
 		if diff := cmp.Diff(c.want, Changes(c.before, c.now)); diff != "" {

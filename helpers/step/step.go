@@ -169,7 +169,7 @@ func (s *Step) Goal() (*goalstate.GoalState, *goalstate.Slot, error) {
 }
 
 // NoGoal makes the error of a host without a goal state.
-func NoGoal() error { return Invalidf("there is no goal state: write /etc/berth/goal.toml") }
+func NoGoal() error { return &Failure{ExitInvalid, goalstate.ErrNone} }
 
 // NoSlot makes the error of a slot that is not in the goal state.
 func NoSlot(goal *goalstate.GoalState, slot string) error {
