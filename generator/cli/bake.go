@@ -10,7 +10,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"berth/generator/bake"
-	"berth/generator/file"
 )
 
 func bakeCommand() *cli.Command {
@@ -87,7 +86,7 @@ func runBake(c *cli.Context) error {
 			return err
 		}
 	}
-	image, err := file.OpenRoot(dir)
+	image, err := openRoot(dir)
 	if err != nil {
 		return err
 	}

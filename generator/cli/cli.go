@@ -64,5 +64,14 @@ func usagef(format string, a ...any) error {
 
 // root opens the directory that stands for /.
 func root(c *cli.Context) (*file.Root, error) {
-	return file.OpenRoot(cmp.Or(c.String("root"), os.Getenv("BERTH_ROOT"), "/"))
+	return openRoot(cmp.Or(c.String("root"), os.Getenv("BERTH_ROOT"), "/"))
+}
+
+// openRoot opens a folder that stands for /.
+func openRoot(dir string) (*file.Root, error) {
+	root, err := file.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("--root: %w: want the folder that stands for /", err)
+	}
+	return root, nil
 }

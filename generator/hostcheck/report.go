@@ -92,7 +92,7 @@ func (r Report) Write(w io.Writer, s Style) error {
 		if g.Boot != "" {
 			boot = "boot slot " + g.Boot
 		}
-		fmt.Fprintf(&b, "%s: valid: slots %s; %s\n", strings.Join(g.Files, ", "), strings.Join(g.Slots, ", "), boot)
+		fmt.Fprintf(&b, "%s: valid: %s %s; %s\n", strings.Join(g.Files, ", "), noun(len(g.Slots)), strings.Join(g.Slots, ", "), boot)
 	}
 	fine := 0
 	for _, f := range r.Findings {
@@ -127,4 +127,11 @@ func count(n int, what string) string {
 		what += "s"
 	}
 	return strconv.Itoa(n) + " " + what
+}
+
+func noun(slots int) string {
+	if slots == 1 {
+		return "slot"
+	}
+	return "slots"
 }

@@ -18,7 +18,8 @@ var checkCases = []testCase{
 			echo "$value" >"/run/$key"
 			mount --bind "/run/$key" "$file"
 		done`)
-		defer h.Must(t, `grep -o '/proc/sys/[^ ]*' /proc/self/mounts | xargs umount`)
+		// These alone: systemd-nspawn has mounts there, too, such as the boot ID, by which systemd 262 knows its processes again.
+		defer h.Must(t, `for key in $(cd /run; ls -d vm.* kernel.*); do umount "/proc/sys/$(echo "$key" | tr . /)"; rm "/run/$key"; done`)
 		if errors := h.check(t, 0); len(errors) > 0 {
 			t.Errorf("a host on which all is well: %q", errors)
 		}
