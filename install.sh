@@ -24,6 +24,13 @@ for folder in "$PREFIX" "$SYSTEMD_PREFIX" "$SYSCONFDIR"; do
         ;;
     esac
 done
+case $DESTDIR in
+"" | /*) ;;
+*) # relative to which folder?
+    echo "$0: DESTDIR \"$DESTDIR\": want an absolute path" >&2
+    exit 2
+    ;;
+esac
 
 version() {
     # As git describes it, in a form that sorts after the release in both kinds of package: 1.2.0+3.g0123456789ab. The checkout may
