@@ -58,6 +58,7 @@ func TestBash(t *testing.T) {
 		{`berth sh`, "", "no answer begins so"},
 		{`berth as`, "ask ", "what is being typed is no command yet"},
 		{`berth show --a`, "--asked --a ", "the beginning of an option decides what comes"},
+		{`berth show --`, "--asked --generate-bash-completion ", "-- alone is the beginning of an option"},
 		{`berth bake -- a`, "", "berth would bake: after -- nothing is an option"},
 	} {
 		script := `source ../../units/completion/berth; COMP_WORDS=(` + c.words + `); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _berth

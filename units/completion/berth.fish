@@ -4,6 +4,7 @@ function __berth_complete
     # After "--" berth would take the question for an argument, and run the command.
     contains -- -- $words; and return
     set -l word (commandline --current-token --cut-at-cursor)
+    test "$word" = --; and set word - # which is answered, other than "--"
     string match --quiet -- '-*' $word; and set -a words $word
     $words --generate-bash-completion 2>/dev/null
 end
