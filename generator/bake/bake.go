@@ -324,7 +324,7 @@ func (i *image) write(root *file.Root, epoch time.Time) (*Result, error) {
 	for _, name := range changed {
 		wrote[name] = true
 	}
-	if !epoch.IsZero() {
+	if !epoch.IsZero() && errors.Join(errs...) == nil { // else the next bake does
 		errs = append(errs, i.setTimes(root, epoch, wrote))
 	}
 	if err := errors.Join(errs...); err != nil {
