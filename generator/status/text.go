@@ -121,7 +121,7 @@ func (t *text) slot(r Report, s Slot) {
 	case !s.InGoalState:
 		t.row("  ", "goal state", "the slot is not in it (any more)")
 	case len(s.Stale) > 0:
-		t.row("  ", "goal state", fmt.Sprintf("changed: not as it says: %s (%d files in all)", path.Base(s.Stale[0]), len(s.Stale)))
+		t.row("  ", "goal state", "changed: not as it says: "+stale(s.Stale))
 	case s.GoalNewer:
 		t.row("  ", "goal state", "written after the slot started")
 	}
@@ -405,4 +405,20 @@ func find(r *Report, slot string) *Slot {
 		}
 	}
 	return nil
+}
+
+// stale names the unit files that are not as the goal state says: the first, as that of node@ or of a step tells enough.
+func stale(files []string) string {
+	name := path.Base(files[0])
+	if dir := path.Base(path.Dir(files[0])); strings.HasSuffix(dir, ".d") || strings.HasSuffix(dir, ".wants") {
+		name = dir + "/" + name // all drop-ins have one name
+	}
+	switch more := len(files) - 1; more {
+	case 0:
+		return name
+	case 1:
+		return name + " and 1 more file"
+	default:
+		return fmt.Sprintf("%s and %d more files", name, more)
+	}
 }
