@@ -14,37 +14,47 @@ import (
 
 func bakeCommand() *cli.Command {
 	return &cli.Command{
-		Name:      "bake",
-		Usage:     "write a host's units into an image",
-		UsageText: "berth bake --root DIRECTORY [--goal FILE]... [--with-programs | --generated-only] [--json]",
-		Description: `Writes berth's units, static and generated, into the root file system of a host image that is being built. The generated units
-are those that berth-generator would make when the host boots, byte for byte, and go below usr/lib/systemd/system: on a host
-without the generator they are what starts the node; on a host with the generator, what that makes hides them.
+		Name:  "bake",
+		Usage: "write a host's units into an image",
+		UsageText: "berth bake --root DIRECTORY [--goal FILE]...\n" +
+			"           [--with-programs | --generated-only] [--json]",
+		Description: `Writes berth's units, static and generated, into the root file system of a
+host image that is being built. The generated units are those that
+berth-generator would make when the host boots, byte for byte, and go below
+usr/lib/systemd/system: on a host without the generator they are what starts
+the node; on a host with the generator, what that makes hides them.
 
-The goal state is the image's own (etc/berth/goal.toml, else usr/lib/berth/goal.toml, and drop-ins), or what --goal names. The image
-must have berth's programs (usr/lib/berth), for instance from its package, unless --with-programs copies them.
+The goal state is the image's own (etc/berth/goal.toml, else
+usr/lib/berth/goal.toml, and drop-ins), or what --goal names: the first FILE
+is copied to usr/lib/berth/goal.toml, each further one under its own name
+into usr/lib/berth/goal.toml.d. The image must have berth's programs
+(usr/lib/berth), for instance from its package, unless --with-programs copies
+them from where this program is. --generated-only is for an extension image
+(systemd-sysext) of a host that has berth.
 
-What is right already is left alone, and units of slots that are not in the goal state any more are removed: a second run
-changes nothing. Nothing is written if the goal state is invalid or something is missing. Links are followed inside DIRECTORY only. It
-needs no systemd, and no privileges but to write there. Times are no later than SOURCE_DATE_EPOCH, if that is set.
+What is right already is left alone, and units of slots that are not in the
+goal state any more are removed: a second run changes nothing. Nothing is
+written if the goal state is invalid or something is missing. Links are
+followed inside DIRECTORY only. It needs no systemd, and no privileges but to
+write there. Times are no later than SOURCE_DATE_EPOCH, if that is set.
 
 Examples:
    berth bake --root /tmp/image
-   berth bake --root /tmp/image --goal goal.toml --goal 50-gpu.toml --with-programs
+   berth bake --root /tmp/image --goal goal.toml --goal 50-gpu.toml
+   berth bake --root /tmp/image --goal goal.toml --with-programs
    berth bake --root /tmp/extension --goal goal.toml --generated-only
 
---json prints one object: goal (files), boot, slots, wrote, removed (paths in the image), right (number of files that were right
-already), warnings.
+--json prints one object: goal (files), boot, slots, wrote, removed (paths in
+the image), right (number of files that were right already), warnings.
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 goal state invalid or not there, 5 refused (a secret would be readable by everybody, or a --goal
-file would be without effect)`,
+Exit codes: 0 done, 1 failed, 2 usage, 3 goal state invalid or not there,
+5 refused (a secret would be readable by everybody, or a --goal file would be
+without effect)`,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "root", Usage: "the `DIRECTORY` that is / of the image"},
-			&cli.StringSliceFlag{Name: "goal", Usage: "copy `FILE` into the image as usr/lib/berth/goal.toml; a second and further ones as drop-ins " +
-				"of their own names, in usr/lib/berth/goal.toml.d"},
-			&cli.BoolFlag{Name: "with-programs", Usage: "copy berth, the generator and the steps' programs from where this program is"},
-			&cli.BoolFlag{Name: "generated-only", Usage: "leave out the static files, and do not ask for the programs: for an extension image (systemd-sysext) " +
-				"of a host that has berth"},
+			&cli.StringSliceFlag{Name: "goal", Usage: "copy `FILE` into the image"},
+			&cli.BoolFlag{Name: "with-programs", Usage: "copy berth's programs, too"},
+			&cli.BoolFlag{Name: "generated-only", Usage: "write the generated units alone"},
 			&cli.BoolFlag{Name: "json", Usage: "print what was done as JSON"},
 		},
 		Action: runBake,

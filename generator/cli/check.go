@@ -17,45 +17,54 @@ import (
 	"berth/helpers/step"
 )
 
-const checkAbout = `Reads the goal state of --root (/etc/berth/goal.toml, else /run/berth/goal.toml, else /usr/lib/berth/goal.toml,
-and goal.toml.d/*.toml of all three), or the FILEs instead, the first one as the main file and the others as drop-ins over it;
-"-" is the standard input. All mistakes are printed at once, one a line, as
+const checkAbout = `Reads the goal state of --root (/etc/berth/goal.toml, else
+/run/berth/goal.toml, else /usr/lib/berth/goal.toml, and goal.toml.d/*.toml
+of all three), or the FILEs instead, the first one as the main file and the
+others as drop-ins over it; "-" is the standard input. All mistakes are
+printed at once, one a line, as
 
     file:line:column: key: what is wrong: what would be right
 
-A file that holds a secret itself and that other users can read is an error, too.
+A file that holds a secret itself and that other users can read is an error,
+too.
 
-With --host the host is checked as well: systemd, control groups, kernel modules and variables, berth's own files and units,
-ports, each slot's root file system and what its start would refuse. Nothing is changed, no slot need be stopped. Findings are
-printed as
+With --host the host is checked as well: systemd, control groups, kernel
+modules and variables, berth's own files and units, ports, each slot's root
+file system and what its start would refuse. Nothing is changed, no slot need
+be stopped. Findings are printed as
 
     SEVERITY ID: subject: what is wrong: what would be right
 
-where an error keeps a slot from running as it should, and a warning may do so. With --root on an image, what only a running
-host can tell is left out, and the last line but one says what that is. --list prints all IDs with their meaning; they stay the
-same.
+where an error keeps a slot from running as it should, and a warning may do
+so. With --root on an image, what only a running host can tell is left out,
+and the last line but one says what that is. --list prints all IDs with their
+meaning; they stay the same.
 
 --json prints one object:
-    findings   what was found, each with id, severity (error, warning, ok), subject, problem, cure
+    findings   what was found, each with id, severity (error, warning, ok),
+               subject, problem, cure
     errors     how many findings are errors
     warnings   how many findings are warnings
     skipped    IDs that were left out
-    goal       files, slots and boot of the goal state; null if it is not valid
+    goal       files, slots and boot of the goal state; null if it is not
+               valid
 
-Exit codes: 0 nothing is wrong, or there are only warnings; 1 an error was found; 2 usage; 3 there is no goal state, or it is
-not valid
+Exit codes: 0 nothing is wrong, or there are only warnings; 1 an error was
+found, and the goal state is valid; 2 usage; 3 there is no goal state, or it
+is not valid
 
 Examples:
-    berth check                                    the host's goal state
-    berth check --host                             the host, too
+    berth check                       the host's goal state
+    berth check --host                the host, too
     berth check new.toml && mv new.toml /etc/berth/goal.toml
-    berth check --host new.toml                    would this host run that goal state?
-    berth --root /mnt/image check --host           an image of a host`
+    berth check --host new.toml       would this host run that goal state?
+    berth --root /mnt/image check --host
+                                      an image of a host`
 
 func checkCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "check",
-		Usage:       "report all mistakes of a goal state, and what a host lacks, at once",
+		Usage:       "report all that is wrong with a goal state, and a host",
 		ArgsUsage:   "[FILE…]",
 		Description: checkAbout,
 		Flags: []cli.Flag{
@@ -63,7 +72,7 @@ func checkCommand() *cli.Command {
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "print nothing but what is wrong"},
 			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "with --host: print also what is not wrong"},
-			&cli.BoolFlag{Name: "list", Usage: "print the IDs of all checks with their meaning, and check nothing"},
+			&cli.BoolFlag{Name: "list", Usage: "print the IDs of all checks, and end"},
 		},
 		Action: func(c *cli.Context) error {
 			if c.Bool("list") {

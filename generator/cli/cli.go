@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -19,12 +20,12 @@ import (
 func Main(args []string, stdout, stderr io.Writer) int {
 	app := &cli.App{
 		Name:      "berth",
-		Usage:     "Kubernetes nodes in systemd-nspawn slots: check, show and compare their configuration, see their state, bake images",
+		Usage:     "check, show, compare and watch the Kubernetes nodes in slots",
 		Version:   step.Version(),
 		Writer:    stdout,
 		ErrWriter: stderr,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "root", EnvVars: []string{"BERTH_ROOT"}, Value: "/", Usage: "the `DIRECTORY` that stands for /"},
+			&cli.StringFlag{Name: "root", EnvVars: []string{"BERTH_ROOT"}, Value: "/", Usage: "the `DIRECTORY` that is /"},
 		},
 		Commands:                  []*cli.Command{checkCommand(), showCommand(), diffCommand(), statusCommand(), bakeCommand()},
 		EnableBashCompletion:      true,
@@ -55,7 +56,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 // errSilent is wrapped by errors that only decide the exit code: what is wrong has been printed already.
 var errSilent = errors.New("")
 
-func usage(_ *cli.Context, err error, _ bool) error { return usagef("%w", err) }
+func usage(c *cli.Context, err error, _ bool) error {
+	return usagef("%w: see %s --help", err, strings.TrimSpace("berth "+strings.TrimPrefix(c.Command.Name, "berth")))
+}
 
 // usagef makes the error of a wrong command line.
 func usagef(format string, a ...any) error {

@@ -25,16 +25,23 @@ func statusCommand() *cli.Command {
 		Name:      "status",
 		Usage:     "tell the state of slots, step by step",
 		ArgsUsage: "[SLOT…]",
-		Description: `Tells for each SLOT what each step of its chain does, waits for, or why it failed, and what to type next. By default: the slots of
-the goal state, and those that still run though they are not in it any more.
+		Description: `Tells for each SLOT what each step of its chain does, waits for, or why it
+failed, and what to type next. By default: the slots of the goal state, and
+those that still run though they are not in it any more.
 
-A slot is ready, degraded (it was ready, and something of it is down now), starting, stopping, retrying (it failed, and systemd
-tries again), failed, refused (because of a peer) or down. A step is done, running, waiting (for the one before it), stopping,
-retrying, failed, unusable (its unit is masked or not installed) or down. The time of a step is how long its run took, or takes;
-that of "node", how long it took until the node was ready.
+A slot is ready, degraded (it was ready, and something of it is down now),
+starting, stopping, retrying (it failed, and systemd tries again), failed,
+refused (because of a peer) or down. A step is done, running, waiting (for
+the one before it), stopping, retrying, failed, unusable (its unit is masked
+or not installed) or down. The time of a step is how long its run took, or
+takes; that of "node", how long it took until the node was ready.
 
-Any user may ask. Without root's rights the kubelet and containerd in the machine are not asked, no journal may be read, and the
-versions are not known.
+With --watch each change is shown: live on a terminal, else a line for each.
+With --until-ready that ends with 0 as soon as the exit code would be 0.
+
+Any user may ask. Without root's rights the kubelet and containerd in the
+machine are not asked, no journal may be read, and the versions are not
+known.
 
 EXAMPLES
    berth status                        all slots
@@ -44,19 +51,27 @@ EXAMPLES
 
 JSON
    time            when this was seen (RFC 3339)
-   goal_state      state (valid, invalid, unreadable, none), sources, boot, errors (a line each)
+   goal_state      state (valid, invalid, unreadable, none), sources, boot,
+                   errors (a line each)
    next            what to type about the goal state: command, why
    slots           for each slot:
      name machine in_goal_state claim state since reason
-                   since: when it became ready (RFC 3339), or null; claim: it holds the host
-     system        os, systemd (of the machine), kernel; as all versions, empty where it is not known
+                   since: when it became ready (RFC 3339), or null;
+                   claim: it holds the host
+     system        os, systemd (of the machine), kernel; as all versions,
+                   empty where it is not known
      containerd kubelet
-                   version, state (ActiveState of the service in the machine; empty: not known)
-     restarts      node, machine, containerd, kubelet: automatic ones; null: not known
-     steps         name, unit, state, seconds (or null), status, log (of what failed: unit, machine, lines; or null)
+                   version, state (ActiveState of the service in the machine;
+                   empty: not known)
+     restarts      node, machine, containerd, kubelet: automatic ones;
+                   null: not known
+     steps         name, unit, state, seconds (or null), status, log (of what
+                   failed: unit, machine, lines; or null)
      stale goal_state_newer
-                   unit files that are not as the goal state says; whether it was written after the slot started
-     left          processes in the machine's cgroup though the machine is down
+                   unit files that are not as the goal state says; whether it
+                   was written after the slot started
+     left          processes in the machine's cgroup though the machine is
+                   down
      next          what to type: command, why
    With --watch there is one such document a line.
 
@@ -64,13 +79,14 @@ EXIT CODES
    0   all of the SLOTs are ready; where none is named: at least one slot is
    1   systemd does not run, or cannot be asked
    2   wrong usage
-   3   the goal state is not valid, there is none, or a SLOT is neither in it nor running
+   3   the goal state is not valid, there is none, or a SLOT is neither in it
+       nor running
    4   not ready
    A watch that is ended by q or a signal ends with 0.`,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "json", Usage: "print what another program reads"},
-			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "stay, and show each change: live on a terminal, else a line for each"},
-			&cli.BoolFlag{Name: "until-ready", Usage: "with --watch: end with 0 as soon as the exit code would be 0"},
+			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "stay, and show each change"},
+			&cli.BoolFlag{Name: "until-ready", Usage: "with --watch: end when ready"},
 		},
 		Action: func(c *cli.Context) error {
 			slots := c.Args().Slice()
