@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"bufio"
 	"cmp"
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -49,7 +51,7 @@ With --json, the document is {"slots": […]}, and a slot has:
                       diff (unified); needs, because
    needs              of all changes: of "daemon-reload", and one of
                       "kubelet", "containerd", "machine"; empty: nothing
-   command            to type; empty: nothing
+   command            to type; empty: nothing, or a restart would fail
    warnings, errors   step, text
 
 Exit codes: 0 done, 1 a step would fail or a file could not be read, or
@@ -113,8 +115,11 @@ func diff(c *cli.Context) error {
 			}
 			changes, err := compare.Part(host.Root, p, s.Running)
 			for _, e := range []error{p.Err, err} {
-				if e != nil {
-					s.Errors = append(s.Errors, note{p.Step(), e.Error()})
+				if e == nil {
+					continue
+				}
+				if n := (note{p.Step(), e.Error()}); !slices.Contains(s.Errors, n) { // what a step cannot read cannot be compared either
+					s.Errors = append(s.Errors, n)
 				}
 			}
 			for _, change := range changes {
@@ -124,6 +129,9 @@ func diff(c *cli.Context) error {
 		}
 		s.sum = needs.Sum(wants)
 		s.Needs, s.Command = s.sum.Words(), s.sum.Command(name)
+		if len(s.Errors) > 0 && s.sum.Restart != needs.None {
+			s.Command = "" // it would take the node down, and leave it so
+		}
 		if len(s.Errors) > 0 || c.Bool("exit-code") && len(s.Changes) > 0 {
 			failed = errSilent
 		}
@@ -135,8 +143,9 @@ func diff(c *cli.Context) error {
 	for _, s := range all {
 		printNotes(c.App.ErrWriter, s.Slot, s.Warnings, s.Errors)
 	}
-	printDiff(c.App.Writer, all)
-	return failed
+	w := bufio.NewWriter(c.App.Writer)
+	printDiff(w, colours(c.App.Writer), all)
+	return cmp.Or(w.Flush(), failed)
 }
 
 func described(c compare.Change) diffFile {
@@ -175,9 +184,14 @@ func side(f *file.File) *diffSide {
 // states are the words for people.
 var states = map[compare.State]string{compare.Missing: "is missing", compare.Differs: "differs", compare.LeftOver: "is left over"}
 
-func printDiff(w io.Writer, all []diffSlot) {
-	paint := colours(w)
+func printDiff(w io.Writer, paint palette, all []diffSlot) {
+	between := ""
 	for _, s := range all {
+		if len(s.Changes) == 0 {
+			continue
+		}
+		fmt.Fprint(w, between)
+		between = "\n"
 		comments := 0
 		for _, f := range s.Changes {
 			if f.Because == needs.OnlyComment && *f.Old == *f.New {
@@ -198,15 +212,18 @@ func printDiff(w io.Writer, all []diffSlot) {
 			}
 			fmt.Fprintln(w)
 		}
-		if len(s.Changes) == 0 {
-			continue
-		}
 		if comments > 0 {
 			fmt.Fprintf(w, "different only in the first comment, which names the files of the goal state: %d\n\n", comments)
 		}
 		text := fmt.Sprintf("slot %s needs %s", s.Slot, s.sum)
-		if s.Command != "" {
+		if len(s.Errors) > 0 {
+			text += ", as far as is known"
+		}
+		switch {
+		case s.Command != "":
 			text += ": " + s.Command
+		case len(s.Errors) > 0:
+			text += ": first see to what fails"
 		}
 		fmt.Fprintln(w, paint.paint(yellow, text))
 	}

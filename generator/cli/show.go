@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bufio"
 	"cmp"
 	"fmt"
 	"io"
@@ -29,7 +30,7 @@ the others write.
    berth show a                      all of slot a
    berth show --list                 one line a file: type, mode, step, path
    berth show --file /run/systemd/nspawn/node-a.nspawn
-                                     a file's content, and nothing else
+                                     a file's content, or a link's target
    berth --root /mnt/image show      of a host in an image
 
 With --json, the document is {"slots": […]}, and a slot has:
@@ -44,7 +45,7 @@ Exit codes: 0 done, 1 a step would fail, 2 usage, 3 the goal state is not
 valid or does not have the slot`,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "list", Usage: "leave out the content"},
-			&cli.StringFlag{Name: "file", Usage: "print only the content of the file at `PATH` on the host, or the target of the link"},
+			&cli.StringFlag{Name: "file", Usage: "print only the content of the file at `PATH`"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
 		Action: show,
@@ -112,7 +113,9 @@ func show(c *cli.Context) error {
 	case c.Bool("list"):
 		err = listFiles(w, all)
 	default:
-		showFiles(w, all)
+		buffer := bufio.NewWriter(w)
+		showFiles(buffer, colours(w), all)
+		err = buffer.Flush()
 	}
 	return cmp.Or(err, failed)
 }
@@ -155,7 +158,8 @@ func showFile(c *cli.Context, all []shownSlot) error {
 			case f.Path != name:
 				continue
 			case f.Type == "link":
-				fmt.Fprintln(c.App.Writer, f.Target)
+				_, err := fmt.Fprintln(c.App.Writer, f.Target)
+				return err
 			case f.Content != nil:
 				_, err := io.WriteString(c.App.Writer, *f.Content)
 				return err
@@ -164,7 +168,6 @@ func showFile(c *cli.Context, all []shownSlot) error {
 			default:
 				return fmt.Errorf("%s is a folder", name)
 			}
-			return nil
 		}
 	}
 	// It may be of a step that fails.
@@ -194,8 +197,7 @@ func listFiles(w io.Writer, all []shownSlot) error {
 	return t.Flush()
 }
 
-func showFiles(w io.Writer, all []shownSlot) {
-	paint := colours(w)
+func showFiles(w io.Writer, paint palette, all []shownSlot) {
 	between := ""
 	for _, s := range all {
 		for _, f := range s.Files {

@@ -366,6 +366,42 @@ func TestSlotArguments(t *testing.T) {
 	}
 }
 
+// fullDisk fails as a full disk or a closed pipe does.
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, unix.ENOSPC }
+
+// TestOutputLost has what could not be printed be told, as half of it in a file looks like all of it.
+func TestOutputLost(t *testing.T) {
+	h := newFakeHost(t)
+	for _, args := range []string{"show", "show --list", "show --json", "diff", "diff --json", "check", "check --list",
+		"show --file /run/systemd/generator/multi-user.target.wants/node@a.service"} {
+		var stderr bytes.Buffer
+		code := Main(append([]string{"berth", "--root", h.root.Name()}, strings.Fields(args)...), fullDisk{}, &stderr)
+		if code != step.ExitFailed || !strings.Contains(stderr.String(), "no space left on device") {
+			t.Errorf("%s: exit code %d, want %d: %s", args, code, step.ExitFailed, &stderr)
+		}
+	}
+}
+
+// TestDiffFails has nobody take a node down for a start that would fail, nor take what could not be compared for the same.
+func TestDiffFails(t *testing.T) {
+	for _, c := range []struct{ old, new, want string }{
+		{"", "", ""}, // the error alone
+		{`boot = "a"`, "", "slot a needs daemon-reload, as far as is known: systemctl daemon-reload\n"},
+		{"[containerd]\n", "[containerd]\nsandbox_image = \"x/pause:1\"\n", "slot a needs restart of containerd, as far as is known: first see to what fails\n"},
+	} {
+		h := newFakeHost(t)
+		h.start()
+		h.remove("etc/berth/ca.crt")
+		h.change(c.old, c.new)
+		stdout, stderr, code := h.berth("diff")
+		if !strings.HasSuffix(stdout, c.want) || (stdout == "") != (c.want == "") || code != step.ExitFailed || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%q: exit code %d, and the end is not %q: %s\n%s", c.new, code, c.want, stderr, stdout)
+		}
+	}
+}
+
 // TestDiffOwner finds files that were handed to another user, who could read and change them.
 func TestDiffOwner(t *testing.T) {
 	h := newFakeHost(t)
