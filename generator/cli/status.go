@@ -91,6 +91,9 @@ EXIT CODES
 		Action: func(c *cli.Context) error {
 			slots := c.Args().Slice()
 			for _, slot := range slots {
+				if strings.HasPrefix(slot, "-") {
+					return usagef("%s stands behind a slot: options go before slots", slot)
+				}
 				if !goalstate.ValidSlotName(slot) {
 					return usagef("slot %q: want 1 to 16 of a-z and 0-9", slot)
 				}

@@ -23,6 +23,7 @@ func TestStatusUsage(t *testing.T) {
 		says string
 	}{
 		{[]string{"status", "A"}, step.ExitUsage, `slot "A": want 1 to 16 of a-z and 0-9`},
+		{[]string{"status", "a", "--json"}, step.ExitUsage, "--json stands behind a slot: options go before slots"},
 		{[]string{"status", "--until-ready"}, step.ExitUsage, "want --watch"},
 		{[]string{"status", "--nonsense"}, step.ExitUsage, "nonsense"},
 		{[]string{"status"}, step.ExitFailed, "systemd does not run on this host"},
