@@ -458,6 +458,8 @@ func next(f Facts, facts SlotFacts, r Report, s Slot) []Command {
 		switch {
 		case unread && startable:
 			return []Command{{"systemctl daemon-reload && systemctl restart " + node, "systemd has not read the goal state yet"}}
+		case s.State == Degraded && facts.Inside != nil && (facts.Inside.Kubelet.Busy() || facts.Inside.Containerd.Busy()):
+			return todo // the machine's systemd starts it again; a restart of the node would end its pods
 		case startable && s.State == Retrying:
 			return append(todo, Command{"systemctl restart " + node, "try again at once; systemd does so soon"})
 		case startable:
