@@ -1,10 +1,7 @@
 package render
 
 import (
-	"crypto/x509"
 	"encoding/base64"
-	"encoding/pem"
-	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -20,7 +17,7 @@ import (
 const (
 	kubeletDir    = "/var/lib/kubelet"
 	kubeletConfig = kubeletDir + "/config.yaml"
-	kubeconfig    = kubeletDir + "/kubeconfig"
+	kubeconfig    = "/" + facts.KubeletKubeconfig
 	bootstrap     = "/" + Bootstrap
 	clientCA      = "/etc/kubernetes/pki/apiserver-client-ca.crt"
 	manifests     = "/etc/kubernetes/manifests"
@@ -64,7 +61,7 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 	args := []string{"--config=" + kubeletConfig, "--kubeconfig=" + kubeconfig, "--hostname-override=" + node}
 	if k.Exec != nil {
 		r.secret(kubeconfig[1:], "kubeconfig", map[string]string{"CONFIG": r.yaml("kubelet.exec", clientConfig(slot, ca, execUser(k.Exec)))})
-		// Of a slot that has joined with a token before.
+		// Of a slot that has joined with a token before. Its certificate may stay: the kubeconfig does not name it.
 		r.out.Remove = append(r.out.Remove, bootstrap[1:])
 	} else {
 		token := strings.TrimSpace(secrets.BootstrapToken)
@@ -73,6 +70,7 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 		}
 		r.secret(bootstrap[1:], "kubeconfig", map[string]string{"CONFIG": r.yaml("kubelet", clientConfig(slot, ca, map[string]any{"token": token}))})
 		args = append(args, "--bootstrap-kubeconfig="+bootstrap)
+		r.resetIdentity(m.Identity, node, ca)
 	}
 	if k.NodeIP != "" {
 		args = append(args, "--node-ip="+k.NodeIP)
@@ -211,31 +209,10 @@ func (r *renderer) certificateAuthority(h facts.Host) string {
 		r.errorf("%s: %s: %s: want a PEM file of certificates", key, c.CertificateAuthority, h.CertificateAuthorityProblem)
 		return ""
 	}
-	if err := checkCertificates(text); err != nil {
+	if _, err := certificates(text); err != nil {
 		r.errorf("%s: %w: want a PEM file of certificates", key, err)
 	}
 	return text
-}
-
-func checkCertificates(text string) error {
-	found := 0
-	for rest := []byte(text); ; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
-		if block.Type != "CERTIFICATE" {
-			return fmt.Errorf("has a block of type %q", block.Type)
-		}
-		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return err
-		}
-		found++
-	}
-	if found == 0 {
-		return fmt.Errorf("has no certificate")
-	}
-	return nil
 }
 
 // clientConfig is a kubeconfig with one cluster and one user.

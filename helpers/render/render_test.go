@@ -194,7 +194,7 @@ func TestCertificates(t *testing.T) {
 		{"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n", "x509: malformed certificate", "not a certificate"},
 	} {
 		got := ""
-		if err := checkCertificates(c.text); err != nil {
+		if _, err := certificates(c.text); err != nil {
 			got = err.Error()
 		}
 		if got != c.want {
