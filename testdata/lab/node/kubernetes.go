@@ -74,9 +74,9 @@ func writeModule(ctx context.Context, dir, version string) error {
 	return write(filepath.Join(dir, "go.mod"), b.Bytes(), 0o644)
 }
 
-// debianPackages are Debian's packages of a control plane's other programs, and of CNI plugins. kubectl must be about as new as the
+// debianPackages are Debian's packages of a control plane's other programs, of CNI plugins, and of what runs in a pod. kubectl must be about as new as the
 // API server, and with Kubernetes' newest release that means those of Debian's newest; they need no library but libc, and no new one.
-var debianPackages = []string{"etcd-server", "kubectl", "containernetworking-plugins"}
+var debianPackages = []string{"etcd-server", "kubectl", "containernetworking-plugins", "busybox-static"}
 
 // DebianPackages returns a folder in the lab's cache into which the files of debianPackages are unpacked.
 func DebianPackages(ctx context.Context) (string, error) {
