@@ -92,6 +92,9 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 		m.ContainerdMain = mainPackage(root, slot.Containerd.Binary)
 		m.ContainerdPackage = packageVersion(root, slot.Containerd.Binary, containerdPackages...)
 	}
+	if m.Kubelet.Problem == "" {
+		m.KubeletVersion = version(root, slot.Kubelet.Binary, kubeletPackages...)
+	}
 	for _, dir := range entries(root, "etc/systemd/system") {
 		if ext := path.Ext(dir); ext != ".wants" && ext != ".requires" || path.Base(dir) == "node-stack.target.wants" {
 			continue

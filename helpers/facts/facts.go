@@ -45,6 +45,8 @@ type Machine struct {
 	ContainerdMain string
 	// ContainerdPackage is the version of the Debian package that containerd's binary belongs to; empty: none.
 	ContainerdPackage string
+	// KubeletVersion is kubelet's, such as "v1.37.2"; empty: unknown.
+	KubeletVersion string
 	// NVIDIARuntime is the path of nvidia-container-runtime in the machine; empty: it is not there.
 	NVIDIARuntime string
 	// NVIDIAToolkit is the path of nvidia-ctk in the machine; empty: it is not there.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -82,10 +83,27 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 		}
 		args = append(args, "--node-labels="+strings.Join(labels, ","))
 	}
-	r.add(units+"/kubelet.service", "kubelet.service", map[string]string{"COMMAND": r.command("kubelet.binary", k.Binary, args...)})
+	r.add(units+"/kubelet.service", "kubelet.service", map[string]string{
+		"COMMAND": r.command("kubelet.binary", k.Binary, args...), "WATCHDOG": watchdog(m.KubeletVersion),
+	})
 	r.enable("kubelet.service")
 	r.disable("kubelet.service", m)
 	return r.done()
+}
+
+// watchdog is the line by which systemd restarts a kubelet that hangs, with the value that Kubernetes recommends:
+// https://kubernetes.io/docs/reference/node/systemd-watchdog/. A kubelet before 1.32 never answers, and would be killed; so there is
+// none where the version is not known.
+func watchdog(version string) string {
+	const since = 32
+	f := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	if len(f) < 3 || f[0] != "1" {
+		return ""
+	}
+	if minor, err := strconv.Atoi(f[1]); err != nil || minor < since {
+		return ""
+	}
+	return "WatchdogSec=30s"
 }
 
 // tokenKey is the goal state's key that the token came from.

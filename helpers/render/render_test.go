@@ -203,6 +203,25 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
+func TestWatchdog(t *testing.T) {
+	for _, c := range []struct {
+		version string
+		want    bool
+		reason  string
+	}{
+		{"v1.37.2", true, "as Kubernetes writes it"},
+		{"1.32.0-1.1", true, "the first that answers, as a package's version"},
+		{"v1.31.14", false, "never answers, and would be killed"},
+		{"", false, "unknown"},
+		{"v2.40.0", false, "nobody knows"},
+		{"v1.next.0", false, "no number"},
+	} {
+		if got := watchdog(c.version); (got != "") != c.want {
+			t.Errorf("%s: %q: %q", c.reason, c.version, got)
+		}
+	}
+}
+
 // TestSecretsStaySecret looks for the token in all that is not a secret file.
 func TestSecretsStaySecret(t *testing.T) {
 	slot := &goalstate.Slot{Name: "a", Kubelet: goalstate.Kubelet{BootstrapTokenFile: "/token"}}
