@@ -174,6 +174,13 @@ var realCases = []testCase{
 		h.Must(t, kubectl+"delete secret --namespace=kube-system bootstrap-token-abcdef; systemctl restart node@b")
 		h.renewed(t) // who has joined needs no token
 	}},
+	{"41: the cluster refuses the token", func(t *testing.T, h *host) {
+		h.Must(t, kubectl+"delete secret --namespace=kube-system bootstrap-token-abcdef")
+		h.start(t, "b")
+		want(t, h.Must(t, "journalctl -u node@b"), "kubelet has no client certificate yet", "journalctl -M node-b -u kubelet.service")
+		h.apply(t, joining)
+		h.joined(t, newest)
+	}},
 	{"a static pod runs", func(t *testing.T, h *host) {
 		controllers := strings.Fields(h.Must(t, "cat /sys/fs/cgroup/cgroup.controllers"))
 		for _, want := range []string{"cpu", "memory", "pids"} {
