@@ -110,6 +110,7 @@ var realCases = []testCase{
 		h.start(t, "a")
 		h.joined(t, oldest)
 		h.renewed(t)
+		h.explained(t, "node-a")
 	}},
 	{"a node joins with a credential plugin, and then with a token", func(t *testing.T, h *host) {
 		const plugin = "/usr/local/bin/plugin"
@@ -150,6 +151,7 @@ var realCases = []testCase{
 				t.Errorf("slot %s: the Node is another object", c.to)
 			}
 			h.renewed(t)
+			h.explained(t, "node-"+c.to)
 		}
 	}},
 	{"41: the cluster has another CA", func(t *testing.T, h *host) {
