@@ -32,7 +32,7 @@ var controlPlaneUnits = map[string][]string{
 		"--tls-cert-file=" + controlPlaneDir + "/server.crt", "--tls-private-key-file=" + controlPlaneDir + "/server.key",
 		"--kubelet-client-certificate=" + controlPlaneDir + "/admin.crt", "--kubelet-client-key=" + controlPlaneDir + "/admin.key",
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + controlPlaneDir + "/server.key", "--service-account-signing-key-file=" + controlPlaneDir + "/server.key",
+		"--service-account-key-file=" + controlPlaneDir + "/server.crt", "--service-account-signing-key-file=" + controlPlaneDir + "/server.key",
 	},
 	"kube-controller-manager": {
 		"--kubeconfig=" + controlPlaneDir + "/kube-controller-manager.conf", "--leader-elect=false", "--bind-address=127.0.0.1",
@@ -112,10 +112,12 @@ func (h *host) startControlPlane(t *testing.T) *pki.Authority {
 	h.Must(t, `
 		ip addr replace `+serverIP+`/32 dev lo
 		systemctl daemon-reload
-		systemctl restart etcd
-		systemctl restart kube-apiserver
-		systemctl restart kube-controller-manager
-		`+kubectl+`wait --for=create namespace/kube-system clusterrole/system:node-bootstrapper --timeout=60s`)
+		for unit in etcd kube-apiserver kube-controller-manager; do
+			systemctl restart $unit || { journalctl --no-pager --lines=20 --unit=$unit; exit 1; }
+		done
+		for object in namespace/kube-system clusterrole/system:node-bootstrapper; do
+			`+kubectl+`wait --for=create $object --timeout=60s
+		done`)
 	h.apply(t, joining)
 	return ca
 }

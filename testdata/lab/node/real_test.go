@@ -129,7 +129,7 @@ var realCases = []testCase{
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.write(t, "node-b:"+plugin, fmt.Sprintf("#!/bin/sh\nprintf %%s '%s'\n", strings.ReplaceAll(string(credential), `\`, `\\`)))
+		h.write(t, "node-b:"+plugin, fmt.Sprintf("#!/bin/sh\nprintf %%s '%s'\n", credential))
 		h.Must(t, "chmod +x /var/lib/machines/node-b"+plugin)
 		h.goal(t, strings.Replace(Goal, `bootstrap_token_file = "/etc/berth/bootstrap-token"`, `exec = { command = "`+plugin+`" }`, 1)+budgets)
 		h.start(t, "b")
