@@ -22,6 +22,10 @@ packages:
 test:
     .ci/run test
 
+# Run real kubelets against a real control plane, for instance: just real -run TestReal/trixie
+real *ARGUMENTS:
+    .ci/run real {{ARGUMENTS}}
+
 # Show a node start in the lab, for instance: just demo bookworm
 demo SUITE="trixie":
     go run ./testdata/lab/cmd/lab demo {{SUITE}}

@@ -2,12 +2,15 @@ package facts
 
 import (
 	"debug/buildinfo"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path"
 	"slices"
 	"strings"
+
+	"sigs.k8s.io/yaml"
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
@@ -89,6 +92,9 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 		m.ContainerdMain = mainPackage(root, slot.Containerd.Binary)
 		m.ContainerdPackage = packageVersion(root, slot.Containerd.Binary, containerdPackages...)
 	}
+	if m.Kubelet.Problem == "" {
+		m.KubeletVersion = version(root, slot.Kubelet.Binary, kubeletPackages...)
+	}
 	for _, dir := range entries(root, "etc/systemd/system") {
 		if ext := path.Ext(dir); ext != ".wants" && ext != ".requires" || path.Base(dir) == "node-stack.target.wants" {
 			continue
@@ -104,7 +110,48 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 			m.Registries = append(m.Registries, path.Base(dir))
 		}
 	}
+	m.Identity = identity(root)
 	return m
+}
+
+// identity finds what an earlier kubelet left. What is not as kubelet writes it is left out.
+func identity(root *file.Root) (id Identity) {
+	for _, name := range entries(root, KubeletPKI) {
+		if strings.HasPrefix(path.Base(name), "kubelet") {
+			id.Files = append(id.Files, name)
+		}
+	}
+	for rest := []byte(read(root, path.Join(KubeletPKI, ClientCertificate))); ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if block.Type == "CERTIFICATE" {
+			id.Certificate += string(pem.EncodeToMemory(block))
+		}
+	}
+	_, err := root.Lstat(KubeletKubeconfig)
+	id.Kubeconfig = err == nil
+	// https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/
+	var config struct {
+		Clusters []struct {
+			Cluster struct {
+				Server               string `json:"server"`
+				CertificateAuthority []byte `json:"certificate-authority-data"` // base64, as []byte in JSON
+			} `json:"cluster"`
+		} `json:"clusters"`
+		Users []struct {
+			User struct {
+				ClientCertificate string `json:"client-certificate"`
+			} `json:"user"`
+		} `json:"users"`
+	}
+	if yaml.Unmarshal([]byte(read(root, KubeletKubeconfig)), &config) == nil && len(config.Clusters) == 1 && len(config.Users) == 1 {
+		cluster := config.Clusters[0].Cluster
+		id.Server, id.CertificateAuthority = cluster.Server, string(cluster.CertificateAuthority)
+		id.User = config.Users[0].User.ClientCertificate
+	}
+	return id
 }
 
 // nvidiaFolders are where packages, and the toolkit's own installer, put the programs of the NVIDIA Container Toolkit.

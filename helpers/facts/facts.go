@@ -45,6 +45,8 @@ type Machine struct {
 	ContainerdMain string
 	// ContainerdPackage is the version of the Debian package that containerd's binary belongs to; empty: none.
 	ContainerdPackage string
+	// KubeletVersion is kubelet's, such as "v1.37.2"; empty: unknown.
+	KubeletVersion string
 	// NVIDIARuntime is the path of nvidia-container-runtime in the machine; empty: it is not there.
 	NVIDIARuntime string
 	// NVIDIAToolkit is the path of nvidia-ctk in the machine; empty: it is not there.
@@ -54,6 +56,29 @@ type Machine struct {
 	Wants []string
 	// Registries are the folders in /etc/containerd/certs.d whose hosts.toml berth made, sorted.
 	Registries []string
+	// Identity is what kubelet has from an earlier start.
+	Identity Identity
+}
+
+// Folders and files that kubelet makes by itself, relative to the machine's root.
+const (
+	KubeletKubeconfig = "var/lib/kubelet/kubeconfig"
+	KubeletPKI        = "var/lib/kubelet/pki"
+	// ClientCertificate is a link in KubeletPKI to the client certificate and its key.
+	ClientCertificate = "kubelet-client-current.pem"
+)
+
+// Identity is what kubelet proves with who it is once it has joined its cluster, and with which it goes on at the next start. Keys are
+// no part of it.
+type Identity struct {
+	// Kubeconfig says that there is a kubeconfig, kubelet's own or another. Server, CertificateAuthority (PEM) and User (the file of the
+	// client certificate) are what it says; empty: it says nothing of the kind, or cannot be read.
+	Kubeconfig                         bool
+	Server, CertificateAuthority, User string
+	// Certificate are the certificates, in PEM, of ClientCertificate, the client's first; empty: there are none.
+	Certificate string
+	// Files are the paths of what kubelet keeps in KubeletPKI, relative to Root, sorted.
+	Files []string
 }
 
 // Binary is a program in the machine's root file system.

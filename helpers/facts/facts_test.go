@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -188,6 +189,62 @@ func TestDiscoverMachine(t *testing.T) {
 	slot.Kubelet.Binary = "/opt/outside"
 	if got := DiscoverMachine(root, slot).Kubelet.Problem; got != "does not exist" {
 		t.Errorf("a link to the host's /etc/passwd: %q", got)
+	}
+}
+
+// TestDiscoverIdentity reads what kubelet 1.37 leaves behind.
+func TestDiscoverIdentity(t *testing.T) {
+	const certificate = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
+	const key = "-----BEGIN EC PRIVATE KEY-----\nAA==\n-----END EC PRIVATE KEY-----\n"
+	const kubeconfig = `apiVersion: v1
+clusters:
+- cluster:
+    certificate-authority-data: Q0EK
+    server: https://10.0.0.1:6443
+  name: default-cluster
+contexts:
+- context:
+    cluster: default-cluster
+    namespace: default
+    user: default-auth
+  name: default-context
+current-context: default-context
+kind: Config
+users:
+- name: default-auth
+  user:
+    client-certificate: /var/lib/kubelet/pki/kubelet-client-current.pem
+    client-key: /var/lib/kubelet/pki/kubelet-client-current.pem
+`
+	pki := map[string]string{
+		"var/lib/kubelet/pki/kubelet-client-2026-11-30-19-00-00.pem": certificate + certificate + key,
+		"var/lib/kubelet/pki/kubelet-client-current.pem":             "-> /var/lib/kubelet/pki/kubelet-client-2026-11-30-19-00-00.pem",
+		"var/lib/kubelet/pki/kubelet.crt":                            certificate,
+		"var/lib/kubelet/pki/mine.pem":                               key,
+	}
+	files := []string{"var/lib/kubelet/pki/kubelet-client-2026-11-30-19-00-00.pem", "var/lib/kubelet/pki/kubelet-client-current.pem",
+		"var/lib/kubelet/pki/kubelet.crt"}
+	for _, c := range []struct {
+		reason, kubeconfig string
+		want               Identity
+	}{
+		{"joined", kubeconfig, Identity{Kubeconfig: true, Server: "https://10.0.0.1:6443", CertificateAuthority: "CA\n",
+			User: "/var/lib/kubelet/pki/kubelet-client-current.pem", Certificate: certificate + certificate, Files: files}},
+		{"not YAML", "\t", Identity{Kubeconfig: true, Certificate: certificate + certificate, Files: files}},
+		{"several clusters, of which one is chosen by a context", "clusters: [{}, {}]\nusers: [{}]", Identity{Kubeconfig: true,
+			Certificate: certificate + certificate, Files: files}},
+		{"no kubeconfig", "", Identity{Certificate: certificate + certificate, Files: files}},
+	} {
+		tr := maps.Clone(pki)
+		if c.kubeconfig != "" {
+			tr["var/lib/kubelet/kubeconfig"] = c.kubeconfig
+		}
+		if diff := cmp.Diff(c.want, identity(tree(t, tr))); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", c.reason, diff)
+		}
+	}
+	if diff := cmp.Diff(Identity{}, identity(tree(t, nil))); diff != "" {
+		t.Errorf("the first start: -want +got:\n%s", diff)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"time"
 
 	"berth/generator/file"
@@ -138,7 +139,8 @@ func write(s *step.Step, part parts.Part) ([]string, error) {
 		s.Info("wrote /%s", name)
 	}
 	s.Status("files written: %d, right already: %d", len(changed), len(out.Files)-len(changed))
-	for _, name := range out.Remove {
+	// Backwards: what kubelet has of an earlier start is removed for what its kubeconfig says, and that comes first in the alphabet.
+	for _, name := range slices.Backward(out.Remove) {
 		if _, e := root.Lstat(name); errors.Is(e, fs.ErrNotExist) {
 			continue
 		}

@@ -1,13 +1,11 @@
 package render
 
 import (
-	"crypto/x509"
 	"encoding/base64"
-	"encoding/pem"
-	"fmt"
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -20,7 +18,7 @@ import (
 const (
 	kubeletDir    = "/var/lib/kubelet"
 	kubeletConfig = kubeletDir + "/config.yaml"
-	kubeconfig    = kubeletDir + "/kubeconfig"
+	kubeconfig    = "/" + facts.KubeletKubeconfig
 	bootstrap     = "/" + Bootstrap
 	clientCA      = "/etc/kubernetes/pki/apiserver-client-ca.crt"
 	manifests     = "/etc/kubernetes/manifests"
@@ -64,7 +62,7 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 	args := []string{"--config=" + kubeletConfig, "--kubeconfig=" + kubeconfig, "--hostname-override=" + node}
 	if k.Exec != nil {
 		r.secret(kubeconfig[1:], "kubeconfig", map[string]string{"CONFIG": r.yaml("kubelet.exec", clientConfig(slot, ca, execUser(k.Exec)))})
-		// Of a slot that has joined with a token before.
+		// Of a slot that has joined with a token before. Its certificate may stay: the kubeconfig does not name it.
 		r.out.Remove = append(r.out.Remove, bootstrap[1:])
 	} else {
 		token := strings.TrimSpace(secrets.BootstrapToken)
@@ -73,6 +71,7 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 		}
 		r.secret(bootstrap[1:], "kubeconfig", map[string]string{"CONFIG": r.yaml("kubelet", clientConfig(slot, ca, map[string]any{"token": token}))})
 		args = append(args, "--bootstrap-kubeconfig="+bootstrap)
+		r.resetIdentity(m.Identity, node, ca)
 	}
 	if k.NodeIP != "" {
 		args = append(args, "--node-ip="+k.NodeIP)
@@ -84,10 +83,27 @@ func Kubelet(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Machi
 		}
 		args = append(args, "--node-labels="+strings.Join(labels, ","))
 	}
-	r.add(units+"/kubelet.service", "kubelet.service", map[string]string{"COMMAND": r.command("kubelet.binary", k.Binary, args...)})
+	r.add(units+"/kubelet.service", "kubelet.service", map[string]string{
+		"COMMAND": r.command("kubelet.binary", k.Binary, args...), "WATCHDOG": watchdog(m.KubeletVersion),
+	})
 	r.enable("kubelet.service")
 	r.disable("kubelet.service", m)
 	return r.done()
+}
+
+// watchdog is the line by which systemd restarts a kubelet that hangs, with the value that Kubernetes recommends:
+// https://kubernetes.io/docs/reference/node/systemd-watchdog/. A kubelet before 1.32 never answers, and would be killed; so there is
+// none where the version is not known.
+func watchdog(version string) string {
+	const since = 32
+	f := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	if len(f) < 3 || f[0] != "1" {
+		return ""
+	}
+	if minor, err := strconv.Atoi(f[1]); err != nil || minor < since {
+		return ""
+	}
+	return "WatchdogSec=30s"
 }
 
 // tokenKey is the goal state's key that the token came from.
@@ -211,31 +227,10 @@ func (r *renderer) certificateAuthority(h facts.Host) string {
 		r.errorf("%s: %s: %s: want a PEM file of certificates", key, c.CertificateAuthority, h.CertificateAuthorityProblem)
 		return ""
 	}
-	if err := checkCertificates(text); err != nil {
+	if _, err := certificates(text); err != nil {
 		r.errorf("%s: %w: want a PEM file of certificates", key, err)
 	}
 	return text
-}
-
-func checkCertificates(text string) error {
-	found := 0
-	for rest := []byte(text); ; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
-		if block.Type != "CERTIFICATE" {
-			return fmt.Errorf("has a block of type %q", block.Type)
-		}
-		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return err
-		}
-		found++
-	}
-	if found == 0 {
-		return fmt.Errorf("has no certificate")
-	}
-	return nil
 }
 
 // clientConfig is a kubeconfig with one cluster and one user.

@@ -194,11 +194,30 @@ func TestCertificates(t *testing.T) {
 		{"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n", "x509: malformed certificate", "not a certificate"},
 	} {
 		got := ""
-		if err := checkCertificates(c.text); err != nil {
+		if _, err := certificates(c.text); err != nil {
 			got = err.Error()
 		}
 		if got != c.want {
 			t.Errorf("%s: got %q, want %q", c.why, got, c.want)
+		}
+	}
+}
+
+func TestWatchdog(t *testing.T) {
+	for _, c := range []struct {
+		version string
+		want    bool
+		reason  string
+	}{
+		{"v1.37.2", true, "as Kubernetes writes it"},
+		{"1.32.0-1.1", true, "the first that answers, as a package's version"},
+		{"v1.31.14", false, "never answers, and would be killed"},
+		{"", false, "unknown"},
+		{"v2.40.0", false, "nobody knows"},
+		{"v1.next.0", false, "no number"},
+	} {
+		if got := watchdog(c.version); (got != "") != c.want {
+			t.Errorf("%s: %q: %q", c.reason, c.version, got)
 		}
 	}
 }

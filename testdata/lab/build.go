@@ -103,7 +103,7 @@ func Build(ctx context.Context, suite string, log func(format string, args ...an
 	defer logFile.Close()
 
 	env := append(os.Environ(),
-		"SUITE="+suite, "DIR="+work, "DEBS="+filepath.Join(cache, "debs", suite), "MIRROR="+mirror(ctx),
+		"SUITE="+suite, "DIR="+work, "DEBS="+filepath.Join(cache, "debs", suite), "MIRROR="+Mirror(ctx),
 		"COMMON="+strings.Join(commonPackages, " "), "HOST="+strings.Join(hostPackages, " "),
 		"MACHINE="+strings.Join(machinePackages, " "), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8",
 		"PATH="+searchPath, "TMPDIR=/tmp")
@@ -203,8 +203,8 @@ func installPrerequisites(ctx context.Context, cache string, log func(string, ..
 		strings.Join(missing, " "), err, out)
 }
 
-// mirror asks apt which Debian mirror this machine uses.
-func mirror(ctx context.Context) string {
+// Mirror asks apt which Debian mirror this machine uses.
+func Mirror(ctx context.Context) string {
 	// No apt, no answer: then the default.
 	out, _ := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)",
 		"Created-By: Packages").Output()

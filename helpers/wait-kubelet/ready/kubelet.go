@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path"
 	"time"
 
+	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/helpers/facts"
 	"berth/helpers/machine"
 	"berth/helpers/step"
 )
@@ -50,8 +53,25 @@ func Up(ctx context.Context, s *step.Step) error {
 	if err == nil {
 		s.Status("the node in slot %s is ready", s.Slot)
 		s.Notice("the node in slot %s is ready", s.Slot)
+		if slot.Kubelet.Exec == nil && !hasCertificate(s.Root, slot) {
+			// It is healthy all the same, and tries for ever. Whether the cluster takes it is for Kubernetes to tell, but nobody looks
+			// there for a node that has never been seen.
+			s.Notice("kubelet has no client certificate yet: if it stays so, the cluster refuses the bootstrap token, or nobody has approved "+
+				"the request (kubectl get csr): see journalctl -M %s -u %s", slot.MachineName(), kubelet)
+		}
 	}
 	return err
+}
+
+// hasCertificate tells whether kubelet has been given a certificate for its bootstrap token, in this start or an earlier one.
+func hasCertificate(host *file.Root, slot *goalstate.Slot) bool {
+	root, err := host.Sub("var/lib/machines/" + slot.MachineName())
+	if err != nil {
+		return false
+	}
+	defer root.Close()
+	_, err = root.Stat(path.Join(facts.KubeletPKI, facts.ClientCertificate))
+	return err == nil
 }
 
 // watcher remembers what has to stay the same for the settle time.

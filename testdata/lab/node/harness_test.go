@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -80,9 +81,16 @@ type host struct {
 	leader  int              // of the boot that systemd belongs to
 }
 
-func newHost(t *testing.T, suite string) *host {
+// newHost makes a host; more, each called with the root of its file system, change it before it boots.
+func newHost(t *testing.T, suite string, more ...func(root string) error) *host {
 	t.Helper()
-	h := &host{Host: lab.New(t, lab.Options{Suite: suite, Prepare: func(root string) error { return Prepare(root, Goal+budgets) }})}
+	h := &host{Host: lab.New(t, lab.Options{Suite: suite, Prepare: func(root string) error {
+		err := Prepare(root, Goal+budgets)
+		for _, change := range more {
+			err = errors.Join(err, change(root))
+		}
+		return err
+	}})}
 	t.Cleanup(func() {
 		if h.systemd != nil {
 			h.systemd.Close()

@@ -5,26 +5,19 @@ package node
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"berth/testdata/lab"
+	"berth/testdata/pki"
 )
 
 // Goal is a goal state for the lab's two machines with Debian's containerd. Other tables may be put behind it, and keys
@@ -177,36 +170,14 @@ func WriteGoal(root, goal string) error {
 
 // WriteCluster writes the CA and the bootstrap token that Goal names below root.
 func WriteCluster(root string) error {
-	ca, err := certificateAuthority()
+	ca, err := pki.New("kubernetes")
 	if err != nil {
 		return err
 	}
 	dir := filepath.Join(root, "etc/berth")
 	return errors.Join(
-		write(filepath.Join(dir, "ca.crt"), ca, 0o644),
+		write(filepath.Join(dir, "ca.crt"), []byte(ca.Certificate), 0o644),
 		write(filepath.Join(dir, "bootstrap-token"), []byte("abcdef.0123456789abcdef\n"), 0o600))
-}
-
-// certificateAuthority makes the certificate, in PEM, of a CA whose key nobody has.
-func certificateAuthority() ([]byte, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	template := &x509.Certificate{
-		SerialNumber:          big.NewInt(1),
-		Subject:               pkix.Name{CommonName: "kubernetes"},
-		NotBefore:             time.Now().Add(-time.Hour),
-		NotAfter:              time.Now().AddDate(10, 0, 0),
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, err
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }
 
 func write(path string, content []byte, mode os.FileMode) error {
