@@ -224,7 +224,7 @@ func (r *renderer) certificateAuthority(h facts.Host) string {
 		}
 		text = string(data)
 	} else if h.CertificateAuthorityProblem != "" {
-		r.errorf("%s: %s: %s: want a PEM file of certificates", key, c.CertificateAuthority, h.CertificateAuthorityProblem)
+		r.errorf("%s: %s: want a PEM file of certificates", key, h.CertificateAuthorityProblem)
 		return ""
 	}
 	if _, err := certificates(text); err != nil {
