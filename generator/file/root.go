@@ -215,6 +215,24 @@ func (r *Root) Read(name string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
+// Text is Read for where a file that cannot be read is as good as an empty one.
+func (r *Root) Text(name string, limit int64) string {
+	b, _ := r.Read(name, limit)
+	return string(b)
+}
+
+// Exists tells whether name leads to something. What cannot be looked at does not exist.
+func (r *Root) Exists(name string) bool {
+	_, err := r.Stat(name)
+	return err == nil
+}
+
+// IsDir tells whether name leads to a folder.
+func (r *Root) IsDir(name string) bool {
+	info, err := r.Stat(name)
+	return err == nil && info.IsDir()
+}
+
 // ReadDir returns the entries of the folder that name leads to, sorted by name.
 func (r *Root) ReadDir(name string) ([]fs.DirEntry, error) {
 	d, err := r.reopenDir(name)

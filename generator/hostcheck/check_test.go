@@ -232,7 +232,7 @@ func TestCheck(t *testing.T) {
 			"error device: slot a: machine.kvm: no device node /dev/kvm on this host: load its driver, or do not ask for it"}},
 		{why: "no CA file", change: func(f *Facts) {
 			slot(f, func(s *Slot) { s.Host.CertificateAuthority, s.Host.CertificateAuthorityProblem = "", "no such file" })
-		}, want: []string{"error certificate-authority: slot a: cluster.certificate_authority: /etc/berth/ca.crt: no such file: want a PEM file of certificates"}},
+		}, want: []string{"error certificate-authority: slot a: cluster.certificate_authority: no such file: want a PEM file of certificates"}},
 		{why: "a CA file without a certificate", change: func(f *Facts) {
 			slot(f, func(s *Slot) { s.Host.CertificateAuthority = "hello" })
 		}, want: []string{"error certificate-authority: slot a: cluster.certificate_authority: has no certificate: want a PEM file of certificates"}},

@@ -45,7 +45,7 @@ type Host struct {
 }
 
 // Running tells whether a systemd runs the host whose "/" is root: sd_booted(3).
-func Running(root *file.Root) bool { return isDir(root, "run/systemd/system") }
+func Running(root *file.Root) bool { return root.IsDir("run/systemd/system") }
 
 // Gather finds the facts about a host that matter to the slots of goal, which may be nil. It changes nothing there. Installed
 // says that goal is the host's own, so that its units must be those that the generator made.
@@ -59,7 +59,7 @@ func Gather(ctx context.Context, h Host, goal *goalstate.GoalState, installed bo
 	f.unified(root)
 	f.modules(root)
 	f.install(root)
-	f.Needrestart, f.Reprieved = exists(root, "usr/sbin/needrestart"), exists(root, ownNeedrestart)
+	f.Needrestart, f.Reprieved = root.Exists("usr/sbin/needrestart"), root.Exists(ownNeedrestart)
 	f.RebootedBy = rebootedBy(root)
 	var err error
 	f.Sysctls, f.SysctlHiddenBy, err = sysctls(root, f.Running)
@@ -105,7 +105,7 @@ var unitDirs = []string{
 // findUnit returns the path of a unit file; empty: there is none.
 func findUnit(root *file.Root, name string) string {
 	for _, dir := range unitDirs {
-		if p := path.Join(dir, name); exists(root, p) {
+		if p := path.Join(dir, name); root.Exists(p) {
 			return p
 		}
 	}
@@ -154,7 +154,7 @@ func (f *Facts) unified(root *file.Root) {
 // modules looks for the modules that berth has loaded at boot.
 func (f *Facts) modules(root *file.Root) {
 	var kernels []string
-	if release := read(root, "proc/sys/kernel/osrelease"); f.Running {
+	if release := root.Text("proc/sys/kernel/osrelease", textLimit); f.Running {
 		kernels = []string{strings.TrimSpace(release)}
 	} else {
 		list, _ := root.ReadDir("lib/modules")
@@ -162,7 +162,7 @@ func (f *Facts) modules(root *file.Root) {
 			kernels = append(kernels, e.Name())
 		}
 	}
-	for line := range strings.Lines(read(root, ownModules)) {
+	for line := range strings.Lines(root.Text(ownModules, textLimit)) {
 		name := strings.TrimSpace(line)
 		if name == "" || name[0] == '#' || name[0] == ';' {
 			continue
@@ -171,9 +171,9 @@ func (f *Facts) modules(root *file.Root) {
 		m.Loaded = f.Running && loaded(root, name)
 		for _, kernel := range kernels {
 			dir := path.Join("lib/modules", kernel)
-			m.Kernel = m.Kernel || exists(root, path.Join(dir, "modules.dep"))
-			m.Available = m.Available || listed(read(root, path.Join(dir, "modules.dep")), name)
-			builtin := listed(read(root, path.Join(dir, "modules.builtin")), name)
+			m.Kernel = m.Kernel || root.Exists(path.Join(dir, "modules.dep"))
+			m.Available = m.Available || listed(root.Text(path.Join(dir, "modules.dep"), textLimit), name)
+			builtin := listed(root.Text(path.Join(dir, "modules.builtin"), textLimit), name)
 			m.Available, m.Loaded = m.Available || builtin, m.Loaded || builtin
 		}
 		f.Modules = append(f.Modules, m)
@@ -184,11 +184,11 @@ func (f *Facts) modules(root *file.Root) {
 func loaded(root *file.Root, name string) bool {
 	switch name {
 	case "overlay":
-		return slices.Contains(strings.Fields(read(root, "proc/filesystems")), name)
+		return slices.Contains(strings.Fields(root.Text("proc/filesystems", textLimit)), name)
 	case "br_netfilter":
-		return exists(root, "proc/sys/net/bridge/bridge-nf-call-iptables")
+		return root.Exists("proc/sys/net/bridge/bridge-nf-call-iptables")
 	}
-	return isDir(root, "sys/module/"+name)
+	return root.IsDir("sys/module/" + name)
 }
 
 // listed tells whether modules.dep(5) or modules.builtin has a module. Names may have "-" for "_".
@@ -217,7 +217,7 @@ func (f *Facts) install(root *file.Root) {
 		f.Units = append(f.Units, u)
 	}
 	for _, name := range []string{ownModules, ownSysctl, ownTmpfiles} {
-		if !exists(root, name) {
+		if !root.Exists(name) {
 			f.MissingFiles = append(f.MissingFiles, "/"+name)
 		}
 	}
@@ -284,7 +284,7 @@ func rebootedBy(root *file.Root) (by string) {
 	const dir, key = "etc/apt/apt.conf.d", "unattended-upgrade::automatic-reboot"
 	list, _ := root.ReadDir(dir)
 	for _, e := range list {
-		for line := range strings.Lines(read(root, path.Join(dir, e.Name()))) {
+		for line := range strings.Lines(root.Text(path.Join(dir, e.Name()), textLimit)) {
 			words := strings.Fields(strings.ToLower(strings.ReplaceAll(line, ";", " ")))
 			if len(words) < 2 || words[0] != key {
 				continue
@@ -302,7 +302,7 @@ func rebootedBy(root *file.Root) (by string) {
 func (f *Facts) network(root *file.Root, goal *goalstate.GoalState) {
 	inodes := map[string][]int{} // of sockets: which of f.Ports they are
 	for _, name := range []string{"proc/1/net/tcp", "proc/1/net/tcp6"} {
-		for line := range strings.Lines(read(root, name)) {
+		for line := range strings.Lines(root.Text(name, textLimit)) {
 			// proc_pid_net(5): number, local and remote address, state (0A: listens), …, the tenth is the inode.
 			column := strings.Fields(line)
 			if len(column) < 10 || column[3] != "0A" {
@@ -357,7 +357,7 @@ func (f *Facts) owners(root *file.Root, inodes map[string][]int) {
 		for _, h := range handles {
 			target, _ := root.Readlink(path.Join(dir, "fd", h.Name()))
 			for _, i := range inodes[target] {
-				f.Ports[i].Process = fmt.Sprintf("%s (PID %s)", strings.TrimSpace(read(root, path.Join(dir, "comm"))), p.Name())
+				f.Ports[i].Process = fmt.Sprintf("%s (PID %s)", strings.TrimSpace(root.Text(path.Join(dir, "comm"), textLimit)), p.Name())
 			}
 		}
 	}
@@ -365,14 +365,14 @@ func (f *Facts) owners(root *file.Root, inodes map[string][]int) {
 
 func (f *Facts) addresses(root *file.Root) {
 	last := ""
-	for line := range strings.Lines(read(root, "proc/1/net/fib_trie")) {
+	for line := range strings.Lines(root.Text("proc/1/net/fib_trie", textLimit)) {
 		if text, leaf := strings.CutPrefix(strings.TrimSpace(line), "|-- "); leaf {
 			last = text
 		} else if strings.TrimSpace(line) == "/32 host LOCAL" && !slices.Contains(f.Addresses, last) {
 			f.Addresses = append(f.Addresses, last) // once in each of the tables local and main
 		}
 	}
-	for line := range strings.Lines(read(root, "proc/1/net/if_inet6")) {
+	for line := range strings.Lines(root.Text("proc/1/net/if_inet6", textLimit)) {
 		digits, _, _ := strings.Cut(line, " ")
 		if b, err := hex.DecodeString(digits); err == nil {
 			if a, ok := netip.AddrFromSlice(b); ok {
@@ -416,7 +416,7 @@ func (f *Facts) slot(root *file.Root, slot *goalstate.Slot) Slot {
 		have.CredentialNotFound = f.Running // an image gets it when it boots
 		for _, dir := range credentials {
 			name := path.Join(dir, k.BootstrapTokenCredential)
-			have.CredentialNotFound = have.CredentialNotFound && !exists(root, name)
+			have.CredentialNotFound = have.CredentialNotFound && !root.Exists(name)
 			if s, ok := secretFile(root, name, "the bootstrap token"); ok {
 				f.Secrets = append(f.Secrets, s)
 			}
@@ -487,19 +487,4 @@ func anyProgram(root *file.Root, names ...string) bool {
 		info, err := root.Stat(name)
 		return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 	})
-}
-
-func read(root *file.Root, name string) string {
-	b, _ := root.Read(name, textLimit)
-	return string(b)
-}
-
-func exists(root *file.Root, name string) bool {
-	_, err := root.Stat(name)
-	return err == nil
-}
-
-func isDir(root *file.Root, name string) bool {
-	info, err := root.Stat(name)
-	return err == nil && info.IsDir()
 }

@@ -31,11 +31,11 @@ const (
 func DiscoverHost(root *file.Root, slot *goalstate.Slot) Host {
 	h := Host{
 		Name:    hostName(root),
-		Modules: isDir(root, "/lib/modules"),
-		BPF:     slices.Contains(strings.Fields(read(root, "/proc/filesystems")), "bpf"),
-		Uplink:  exists(root, "/run/systemd/resolve/resolv.conf"),
+		Modules: root.IsDir("/lib/modules"),
+		BPF:     slices.Contains(strings.Fields(root.Text("/proc/filesystems", textLimit)), "bpf"),
+		Uplink:  root.Exists("/run/systemd/resolve/resolv.conf"),
 	}
-	for line := range strings.Lines(read(root, "/etc/resolv.conf")) {
+	for line := range strings.Lines(root.Text("/etc/resolv.conf", textLimit)) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == "nameserver" {
 			h.Nameservers = append(h.Nameservers, f[1])
 		}
@@ -45,14 +45,14 @@ func DiscoverHost(root *file.Root, slot *goalstate.Slot) Host {
 			continue
 		}
 		if g.If == kfd {
-			h.SysPaths = slices.DeleteFunc(slices.Clone(amdSysPaths), func(p string) bool { return !exists(root, p) })
+			h.SysPaths = slices.DeleteFunc(slices.Clone(amdSysPaths), func(p string) bool { return !root.Exists(p) })
 		}
 		for _, pattern := range g.Patterns {
 			h.Devices = append(h.Devices, nodes(root, pattern)...)
 		}
 	}
 	for _, m := range slot.Machine.Mounts {
-		if !exists(root, m.Source) {
+		if !root.Exists(m.Source) {
 			h.MissingMounts = append(h.MissingMounts, m.Source)
 		}
 	}
@@ -106,7 +106,7 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 		}
 	}
 	for _, dir := range entries(root, "etc/containerd/certs.d") {
-		if strings.HasPrefix(read(root, path.Join(dir, "hosts.toml")), Mark) {
+		if strings.HasPrefix(root.Text(path.Join(dir, "hosts.toml"), textLimit), Mark) {
 			m.Registries = append(m.Registries, path.Base(dir))
 		}
 	}
@@ -121,7 +121,7 @@ func identity(root *file.Root) (id Identity) {
 			id.Files = append(id.Files, name)
 		}
 	}
-	for rest := []byte(read(root, path.Join(KubeletPKI, ClientCertificate))); ; {
+	for rest := []byte(root.Text(path.Join(KubeletPKI, ClientCertificate), textLimit)); ; {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
 			break
@@ -146,7 +146,7 @@ func identity(root *file.Root) (id Identity) {
 			} `json:"user"`
 		} `json:"users"`
 	}
-	if yaml.Unmarshal([]byte(read(root, KubeletKubeconfig)), &config) == nil && len(config.Clusters) == 1 && len(config.Users) == 1 {
+	if yaml.Unmarshal([]byte(root.Text(KubeletKubeconfig, textLimit)), &config) == nil && len(config.Clusters) == 1 && len(config.Users) == 1 {
 		cluster := config.Clusters[0].Cluster
 		id.Server, id.CertificateAuthority = cluster.Server, string(cluster.CertificateAuthority)
 		id.User = config.Users[0].User.ClientCertificate
@@ -177,7 +177,7 @@ func Token(host, credentials *file.Root, k goalstate.Kubelet) (string, error) {
 // hostName is the configured name, else what the kernel has. In hostname(5) lines that begin with "#" are comments.
 func hostName(root *file.Root) string {
 	for _, name := range []string{"/etc/hostname", "/proc/sys/kernel/hostname"} {
-		for line := range strings.Lines(read(root, name)) {
+		for line := range strings.Lines(root.Text(name, textLimit)) {
 			if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
 				return line
 			}
@@ -192,7 +192,7 @@ func nodes(root *file.Root, pattern string) []string {
 	for component := range strings.SplitSeq(strings.Trim(pattern, "/"), "/") {
 		var next []string
 		for _, p := range paths {
-			if literal := path.Join(p, component); exists(root, literal) {
+			if literal := path.Join(p, component); root.Exists(literal) {
 				next = append(next, literal)
 			}
 			if !strings.ContainsAny(component, `*?[\`) {
@@ -252,7 +252,7 @@ func buildInfo(root *file.Root, name string) *buildinfo.BuildInfo {
 // packageVersion asks dpkg's database which of the packages owns name, and for its version.
 func packageVersion(root *file.Root, name string, packages ...string) string {
 	for _, pkg := range packages {
-		owned := strings.Split(read(root, "/var/lib/dpkg/info/"+pkg+".list"), "\n")
+		owned := strings.Split(root.Text("/var/lib/dpkg/info/"+pkg+".list", textLimit), "\n")
 		if !slices.Contains(owned, name) {
 			continue
 		}
@@ -291,21 +291,6 @@ func entries(root *file.Root, dir string) []string {
 		paths[i] = path.Join(dir, e.Name())
 	}
 	return paths
-}
-
-func read(root *file.Root, name string) string {
-	b, _ := root.Read(name, textLimit)
-	return string(b)
-}
-
-func exists(root *file.Root, name string) bool {
-	_, err := root.Stat(name)
-	return err == nil
-}
-
-func isDir(root *file.Root, name string) bool {
-	info, err := root.Stat(name)
-	return err == nil && info.IsDir()
 }
 
 func set(paths []string) []string {

@@ -26,7 +26,7 @@ type Versions struct {
 // there.
 func DiscoverVersions(root *file.Root, containerd, kubelet string) Versions {
 	return Versions{
-		OS:         prettyName(cmp.Or(read(root, "/etc/os-release"), read(root, "/usr/lib/os-release"))),
+		OS:         prettyName(cmp.Or(root.Text("/etc/os-release", textLimit), root.Text("/usr/lib/os-release", textLimit))),
 		Containerd: version(root, containerd, containerdPackages...),
 		Kubelet:    version(root, kubelet, kubeletPackages...),
 	}

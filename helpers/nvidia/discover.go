@@ -21,6 +21,9 @@ var tools = []string{
 	"nvidia-persistenced", "nvidia-smi",
 }
 
+// textLimit bounds what is read of a file of proc(5) or sysfs, where all that is looked for is a line.
+const textLimit = 64 << 10
+
 // programFolders are where programs are, on a host or in a machine, relative to its root.
 var programFolders = []string{"usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "bin", "sbin"}
 
@@ -31,7 +34,7 @@ var sockets = []string{"/run/nvidia-fabricmanager", "/run/nvidia-persistenced"}
 // Expected tells whether the host has an NVIDIA GPU, or seems to have one whose driver has not made its nodes yet: the control
 // node or the module is there, or the driver's programs and a display device of NVIDIA.
 func Expected(root *file.Root) bool {
-	if Present(root) || exists(root, "/sys/module/nvidia") {
+	if Present(root) || root.Exists("/sys/module/nvidia") {
 		return true
 	}
 	if program(root, "nvidia-modprobe") == "" && program(root, "nvidia-smi") == "" {
@@ -41,12 +44,13 @@ func Expected(root *file.Root) bool {
 	return slices.ContainsFunc(devices, func(d fs.DirEntry) bool {
 		dir := path.Join("/sys/bus/pci/devices", d.Name())
 		// Class 0x03: display controller (PCI Code and ID Assignment Specification).
-		return read(root, dir+"/vendor") == "0x10de" && strings.HasPrefix(read(root, dir+"/class"), "0x03")
+		return strings.TrimSpace(root.Text(dir+"/vendor", textLimit)) == "0x10de" &&
+			strings.HasPrefix(root.Text(dir+"/class", textLimit), "0x03")
 	})
 }
 
 // Present tells whether the driver's control node is there.
-func Present(root *file.Root) bool { return exists(root, Control) }
+func Present(root *file.Root) bool { return root.Exists(Control) }
 
 // Discover finds the driver of the host whose root folder is root, for a machine of architecture arch, in the words of GOARCH.
 // That something is missing is no error: see Missing.
@@ -56,10 +60,10 @@ func Discover(ctx context.Context, root *file.Root, arch string) (*Driver, error
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	cache, err := cmd.Output()
-	if err != nil && exists(root, "/etc/ld.so.cache") {
+	if err != nil && root.Exists("/etc/ld.so.cache") {
 		return nil, fmt.Errorf("the host's libraries: ldconfig -p: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	d := &Driver{Version: read(root, "/sys/module/nvidia/version")}
+	d := &Driver{Version: strings.TrimSpace(root.Text("/sys/module/nvidia/version", textLimit))}
 	found := map[string]string{}
 	for _, l := range parseCache(string(cache), arch) {
 		file, err := root.Resolve(l.Path)
@@ -142,15 +146,4 @@ func program(root *file.Root, name string) string {
 		}
 	}
 	return ""
-}
-
-func exists(root *file.Root, name string) bool {
-	_, err := root.Stat(name)
-	return err == nil
-}
-
-// read returns a short text of proc(5) or sysfs without white space at its ends; empty: it is not there.
-func read(root *file.Root, name string) string {
-	b, _ := root.Read(name, 64<<10)
-	return strings.TrimSpace(string(b))
 }

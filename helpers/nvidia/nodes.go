@@ -91,7 +91,7 @@ func missingNodes(root *file.Root) []string {
 	for _, minor := range minors(root) {
 		wanted = append(wanted, device+minor)
 	}
-	return slices.DeleteFunc(wanted, func(node string) bool { return exists(root, node) })
+	return slices.DeleteFunc(wanted, func(node string) bool { return root.Exists(node) })
 }
 
 // minors are the minor numbers of the GPUs that the driver has found; where it does not say, of one that is there, else of the first.
@@ -99,7 +99,7 @@ func minors(root *file.Root) []string {
 	var found []string
 	gpus, _ := root.ReadDir("/proc/driver/nvidia/gpus")
 	for _, g := range gpus {
-		for line := range strings.Lines(read(root, path.Join("/proc/driver/nvidia/gpus", g.Name(), "information"))) {
+		for line := range strings.Lines(root.Text(path.Join("/proc/driver/nvidia/gpus", g.Name(), "information"), textLimit)) {
 			if minor, ok := strings.CutPrefix(line, "Device Minor:"); ok {
 				found = append(found, strings.TrimSpace(minor))
 			}
