@@ -12,6 +12,7 @@ import (
 var complaints = []struct{ pattern, reason string }{
 	{`system:anonymous|nodes? \\?"\S+ not found|not registered yet`, "until the node has its certificate and is registered"},
 	{`Failed while requesting a signed certificate`, "until the API server answers"},
+	{`use of closed network connection`, "when kubelet has its certificate it begins with new connections"},
 	{`Skipping pod synchronization|Image garbage collection failed once`, "until kubelet has looked at the runtime for the first time"},
 	{`Failed to read data from checkpoint`, "there is none at the first start"},
 	{`RuntimeConfig from runtime service failed`, "containerd 1.x has no such call; kubelet then takes cgroupDriver, up to 1.37"},

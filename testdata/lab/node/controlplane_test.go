@@ -66,11 +66,12 @@ func prepareControlPlane(t *testing.T, root string) error {
 		return err
 	}
 	for name, args := range controlPlaneUnits {
+		// An API server whose etcd is gone would take its time to stop, and nothing of a control plane is kept.
 		kind := "notify"
 		if name == "kube-controller-manager" {
 			kind = "exec"
 		}
-		unit := fmt.Sprintf("[Service]\nType=%s\nExecStart=%s/%s %s\nTimeoutStartSec=infinity\nNice=-5\n", kind, controlPlaneBin, name, strings.Join(args, " "))
+		unit := fmt.Sprintf("[Service]\nType=%s\nExecStart=%s/%s %s\nTimeoutStartSec=infinity\nKillSignal=SIGKILL\n", kind, controlPlaneBin, name, strings.Join(args, " "))
 		if err := write(filepath.Join(root, "etc/systemd/system", name+".service"), []byte(unit), 0o644); err != nil {
 			return err
 		}
