@@ -105,7 +105,9 @@ func (i *Inner) Explain(ctx context.Context, service string) string {
 // own after a newline. It is for messages: where the journal cannot be read it says so. The host's own journalctl reads it;
 // nothing of the machine runs.
 func Journal(ctx context.Context, machine, unit string) string {
-	lines, err := Lines(ctx, machine, 8, "--unit="+unit)
+	// A service that is restarted over and over has the reason of its last end before the lines of its next start: systemd's own are
+	// eight in all.
+	lines, err := Lines(ctx, machine, 16, "--unit="+unit)
 	if err != nil {
 		return fmt.Sprintf("\n(its journal cannot be read: %v)", err)
 	}
