@@ -233,6 +233,12 @@ func (r *Root) IsDir(name string) bool {
 	return err == nil && info.IsDir()
 }
 
+// IsProgram tells whether name leads to a regular file that somebody may execute.
+func (r *Root) IsProgram(name string) bool {
+	info, err := r.Stat(name)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+}
+
 // ReadDir returns the entries of the folder that name leads to, sorted by name.
 func (r *Root) ReadDir(name string) ([]fs.DirEntry, error) {
 	d, err := r.reopenDir(name)

@@ -483,8 +483,5 @@ func reason(err error) string {
 
 // anyProgram tells whether one of the paths is a program.
 func anyProgram(root *file.Root, names ...string) bool {
-	return slices.ContainsFunc(names, func(name string) bool {
-		info, err := root.Stat(name)
-		return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
-	})
+	return slices.ContainsFunc(names, root.IsProgram)
 }

@@ -46,9 +46,7 @@ const Header = "# Made by berth-generator from "
 // from a plan and begin with the header, and links from a plan. planned is relative to BakedDir, too.
 func Left(root *file.Root, planned []file.File) ([]string, error) {
 	left, err := leftover(root, BakedDir, planned)
-	left = slices.DeleteFunc(left, func(name string) bool { return !made(root, path.Join(BakedDir, name)) })
-	slices.Sort(left)
-	return left, err
+	return slices.DeleteFunc(left, func(name string) bool { return !made(root, path.Join(BakedDir, name)) }), err
 }
 
 // made tells whether a file with a name from a plan comes from one. What cannot be read does not.
@@ -177,9 +175,13 @@ func Leftover(root *file.Root, planned []file.File) ([]string, error) {
 }
 
 func leftover(root *file.Root, dir string, planned []file.File) ([]string, error) {
+	wanted := make(map[string]bool, len(planned))
+	for _, f := range planned {
+		wanted[f.Path] = true
+	}
 	var left []string
 	add := func(name string) {
-		if SlotOf(name) != "" && !slices.ContainsFunc(planned, func(f file.File) bool { return f.Path == name }) {
+		if SlotOf(name) != "" && !wanted[name] {
 			left = append(left, name)
 		}
 	}
@@ -205,6 +207,7 @@ func leftover(root *file.Root, dir string, planned []file.File) ([]string, error
 			}
 		}
 	}
+	slices.Sort(left)
 	return left, nil
 }
 

@@ -81,7 +81,7 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 	}
 	find := func(program string) string {
 		for _, dir := range nvidiaFolders {
-			if name := path.Join(dir, program); binary(root, name).Problem == "" {
+			if name := path.Join(dir, program); root.IsProgram(name) {
 				return name
 			}
 		}

@@ -137,12 +137,11 @@ func parseCache(text, arch string) []Library {
 func program(root *file.Root, name string) string {
 	for _, dir := range programFolders {
 		file := path.Join(dir, name)
-		info, err := root.Stat(file)
-		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
+		if !root.IsProgram(file) {
 			continue
 		}
-		if file, err = root.Resolve(file); err == nil {
-			return file
+		if resolved, err := root.Resolve(file); err == nil {
+			return resolved
 		}
 	}
 	return ""

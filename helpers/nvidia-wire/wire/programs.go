@@ -32,7 +32,7 @@ const staging = nvidia.Dir + "/cdi"
 func (m *Machine) find(name, cure string, folders []string) (string, error) {
 	for _, folder := range folders {
 		p := path.Join(folder, name)
-		if info, err := m.Root.Stat(p); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+		if m.Root.IsProgram(p) {
 			return p, nil
 		}
 	}
