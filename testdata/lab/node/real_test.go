@@ -24,11 +24,15 @@ import (
 
 var realNodes = flag.Bool("real", false, "run real kubelets against a real control plane; builds these first, which takes a while")
 
-// The kubelets that the tests run: a cluster's control plane may be up to three minor versions newer than a node, and never older.
-var oldest, newest = KubeletVersions[0], KubeletVersions[len(KubeletVersions)-1]
+// The kubelets that the tests run, and the control plane, which may be up to three minor versions newer than a node and never older.
+// By default they are the oldest and the newest.
+var (
+	newest       = KubeletVersions[len(KubeletVersions)-1]
+	slotA, slotB = flag.String("kubelet-a", KubeletVersions[0], "release of Kubernetes whose kubelet slot a has"), flag.String("kubelet-b", newest, "and slot b")
+)
 
 // TestReal runs nodes with Kubernetes' own kubelet and control plane, on a host of each release, each with its own containerd. Slot a
-// has the oldest kubelet that is supported, slot b the newest.
+// has the oldest kubelet that is supported, slot b the newest, unless -kubelet-a and -kubelet-b say otherwise.
 func TestReal(t *testing.T) {
 	if !*realNodes {
 		t.Skip("only with -real")
@@ -37,8 +41,8 @@ func TestReal(t *testing.T) {
 		t.Run(suite, func(t *testing.T) {
 			h := newHost(t, suite, func(root string) error {
 				return errors.Join(prepareControlPlane(t, root),
-					prepareMachine(t, filepath.Join(root, "var/lib/machines/node-a"), oldest),
-					prepareMachine(t, filepath.Join(root, "var/lib/machines/node-b"), newest))
+					prepareMachine(t, filepath.Join(root, "var/lib/machines/node-a"), *slotA),
+					prepareMachine(t, filepath.Join(root, "var/lib/machines/node-b"), *slotB))
 			})
 			for _, c := range realCases {
 				t.Run(c.name, func(t *testing.T) {
@@ -48,7 +52,13 @@ func TestReal(t *testing.T) {
 					h.startControlPlane(t)
 					h.write(t, "/etc/berth/goal.toml.d/real.toml", realGoal)
 					h.Must(t, "systemctl daemon-reload")
-					defer h.explain(t)
+					defer func() {
+						h.explain(t)
+						if t.Failed() {
+							out, _ := h.try(t, "for m in node-a node-b; do journalctl --machine=$m --boot --no-pager --lines=60 --unit=kubelet --unit=containerd; done")
+							t.Log(out)
+						}
+					}()
 					c.run(t, h)
 				})
 			}
@@ -108,7 +118,7 @@ ready = "5m"
 var realCases = []testCase{
 	{"a node joins with a bootstrap token", func(t *testing.T, h *host) {
 		h.start(t, "a")
-		h.joined(t, oldest)
+		h.joined(t, *slotA)
 		h.renewed(t)
 		h.explained(t, "node-a")
 	}},
@@ -133,7 +143,7 @@ var realCases = []testCase{
 		h.Must(t, "chmod +x /var/lib/machines/node-b"+plugin)
 		h.goal(t, strings.Replace(Goal, `bootstrap_token_file = "/etc/berth/bootstrap-token"`, `exec = { command = "`+plugin+`" }`, 1)+budgets)
 		h.start(t, "b")
-		h.joined(t, newest)
+		h.joined(t, *slotB)
 		h.renewed(t)
 
 		h.Must(t, "rm /var/lib/machines/node-b"+plugin)
@@ -143,8 +153,8 @@ var realCases = []testCase{
 	}},
 	{"a slot takes over from another with its own kubelet, and gives back", func(t *testing.T, h *host) {
 		h.start(t, "a")
-		node := h.joined(t, oldest)
-		for _, c := range []struct{ from, to, version string }{{"a", "b", newest}, {"b", "a", oldest}} {
+		node := h.joined(t, *slotA)
+		for _, c := range []struct{ from, to, version string }{{"a", "b", *slotB}, {"b", "a", *slotA}} {
 			h.Must(t, "systemctl stop node@"+c.from)
 			h.start(t, c.to)
 			if now := h.joined(t, c.version); now.Metadata.UID != node.Metadata.UID {
@@ -156,7 +166,7 @@ var realCases = []testCase{
 	}},
 	{"41: the cluster has another CA", func(t *testing.T, h *host) {
 		h.start(t, "b")
-		h.joined(t, newest)
+		h.joined(t, *slotB)
 		h.startControlPlane(t)
 		h.Must(t, "systemctl restart node@b")
 		h.renewed(t)
@@ -165,14 +175,14 @@ var realCases = []testCase{
 	}},
 	{"41: the node has another name", func(t *testing.T, h *host) {
 		h.start(t, "b")
-		h.joined(t, newest)
+		h.joined(t, *slotB)
 		h.write(t, "/etc/berth/goal.toml.d/zz.toml", "[kubelet]\nnode_name = \"real-2\"\n")
 		h.Must(t, "systemctl restart node@b; "+kubectl+"wait --for=create node/real-2 --timeout=3m")
 		want(t, h.Must(t, "journalctl -u node@b"), `it is for "real-1", and the node's name now is "real-2"`)
 	}},
 	{"41: the token has expired", func(t *testing.T, h *host) {
 		h.start(t, "b")
-		h.joined(t, newest)
+		h.joined(t, *slotB)
 		h.Must(t, kubectl+"delete secret --namespace=kube-system bootstrap-token-abcdef; systemctl restart node@b")
 		h.renewed(t) // who has joined needs no token
 	}},
@@ -181,19 +191,28 @@ var realCases = []testCase{
 		h.start(t, "b")
 		want(t, h.Must(t, "journalctl -u node@b"), "kubelet has no client certificate yet", "journalctl -M node-b -u kubelet.service")
 		h.apply(t, joining)
-		h.joined(t, newest)
+		h.joined(t, *slotB)
 	}},
 	{"a static pod runs", func(t *testing.T, h *host) {
+		goal := "[containerd]\nsandbox_image = \"" + podImage + "\"\n"
 		controllers := strings.Fields(h.Must(t, "cat /sys/fs/cgroup/cgroup.controllers"))
 		for _, want := range []string{"cpu", "memory", "pids"} {
 			if !slices.Contains(controllers, want) {
-				t.Skipf("this machine's cgroup v2 has only the controllers %q: runc starts no pod without %s", controllers, want)
+				t.Logf("this machine's cgroup v2 has only the controllers %q: without %s no pod gets limits, so that none are asked for", controllers, want)
+				plugin := "io.containerd.grpc.v1.cri"
+				if h.Suite() == "forky" { // containerd 2.x
+					plugin = "io.containerd.cri.v1.runtime"
+				}
+				goal += strings.Replace(withoutLimits, "PLUGIN", plugin, 1)
+				h.write(t, "node-b:"+unlimited, strings.Replace(unlimitedScript, "RUNC", "/usr/sbin/runc", 1))
+				h.Must(t, "chmod +x /var/lib/machines/node-b"+unlimited)
+				break
 			}
 		}
-		h.write(t, "/etc/berth/goal.toml.d/zz.toml", "[containerd]\nsandbox_image = \""+podImage+"\"\n")
+		h.write(t, "/etc/berth/goal.toml.d/zz.toml", goal)
 		h.Must(t, "systemctl daemon-reload")
 		h.start(t, "b")
-		h.joined(t, newest)
+		h.joined(t, *slotB)
 		packages, err := DebianPackages(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -207,6 +226,35 @@ var realCases = []testCase{
 		h.Must(t, kubectl+"wait --for=create pod/pod-"+nodeName+" --timeout=3m; "+kubectl+"wait --for=condition=Ready pod/pod-"+nodeName+" --timeout=3m")
 	}},
 }
+
+// withoutLimits is what a host needs in its goal state that lacks the cgroup controllers and the capability (CAP_SYS_RESOURCE) by which
+// kubelet and runc set limits. PLUGIN is containerd's.
+const withoutLimits = `
+runc = "` + unlimited + `"
+
+[containerd.config.plugins."PLUGIN"]
+restrict_oom_score_adj = true
+
+[kubelet.config]
+cgroupsPerQOS = false
+enforceNodeAllocatable = []
+`
+
+// unlimited calls runc, without the limits that containerd asks for and without the name of the cgroup that would have them.
+const unlimited = "/usr/local/sbin/unlimited-runc"
+
+const unlimitedScript = `#!/bin/sh -eu
+bundle=
+previous=
+for argument; do
+    [ "$previous" != --bundle ] || bundle=$argument
+    previous=$argument
+done
+if [ -n "$bundle" ]; then
+    sed -E -i -e 's/"(cpu|memory|pids|unified)":\{[^{}]*\}/"\1":{}/g' -e 's/"cgroupsPath":"[^"]*"/"cgroupsPath":""/' "$bundle/config.json"
+fi
+exec RUNC "$@"
+`
 
 // podImage is the image that writeImage makes.
 const podImage = "localhost/lab:1"
