@@ -91,11 +91,11 @@ func Bind(source, target string) (string, error) {
 }
 
 // Sources lists files for a comment, in a unit file or any other file whose comments end with the line. A file's name may
-// hold anything but must not end the comment.
+// hold anything but must not end the comment; to YAML 1.1, U+0085, U+2028 and U+2029 are line breaks too.
 func Sources(files []string) string {
 	shown := make([]string, len(files))
 	for i, f := range files {
-		if _, err := Raw(f); err != nil {
+		if _, err := Raw(f); err != nil || strings.ContainsFunc(f, func(r rune) bool { return !strconv.IsPrint(r) }) {
 			f = strconv.Quote(f)
 		}
 		shown[i] = f

@@ -72,3 +72,20 @@ func TestCredential(t *testing.T) {
 		}
 	}
 }
+
+func TestSources(t *testing.T) {
+	for _, c := range []struct {
+		in   []string
+		want string
+		why  string
+	}{
+		{[]string{"/etc/berth/goal.toml", `/x/50% "q" é.toml`}, `/etc/berth/goal.toml, /x/50% "q" é.toml`, "as they are"},
+		{[]string{"/a\nb", "/a "}, `"/a\nb", "/a "`, "a line break, and white space at an end"},
+		{[]string{"/a\u0085b", "/a\u2028b", "/a\u2029b"}, `"/a\u0085b", "/a\u2028b", "/a\u2029b"`, "what ends a comment in YAML only"},
+		{[]string{`/a\`}, `/a`, "a backslash at the end"},
+	} {
+		if got := Sources(c.in); got != c.want {
+			t.Errorf("Sources(%q) = %s; want %s: %s", c.in, got, c.want, c.why)
+		}
+	}
+}
