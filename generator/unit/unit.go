@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Value returns s as the right-hand side of an assignment that is not split into words (Description=, SourcePath=,
@@ -91,11 +92,12 @@ func Bind(source, target string) (string, error) {
 }
 
 // Sources lists files for a comment, in a unit file or any other file whose comments end with the line. A file's name may
-// hold anything but must not end the comment; to YAML 1.1, U+0085, U+2028 and U+2029 are line breaks too.
+// hold anything but must not end the comment: to YAML 1.1, U+0085, U+2028 and U+2029 are line breaks too. Nor must it keep the rest
+// of the file from being read, as what is not UTF-8 does in TOML.
 func Sources(files []string) string {
 	shown := make([]string, len(files))
 	for i, f := range files {
-		if _, err := Raw(f); err != nil || strings.ContainsFunc(f, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		if _, err := Raw(f); err != nil || !utf8.ValidString(f) || strings.ContainsFunc(f, func(r rune) bool { return !strconv.IsPrint(r) }) {
 			f = strconv.Quote(f)
 		}
 		shown[i] = f

@@ -82,6 +82,7 @@ func TestSources(t *testing.T) {
 		{[]string{"/etc/berth/goal.toml", `/x/50% "q" é.toml`}, `/etc/berth/goal.toml, /x/50% "q" é.toml`, "as they are"},
 		{[]string{"/a\nb", "/a "}, `"/a\nb", "/a "`, "a line break, and white space at an end"},
 		{[]string{"/a\u0085b", "/a\u2028b", "/a\u2029b"}, `"/a\u0085b", "/a\u2028b", "/a\u2029b"`, "what ends a comment in YAML only"},
+		{[]string{"/a\xe5"}, `"/a\xe5"`, "not UTF-8"},
 		{[]string{`/a\`}, `/a`, "a backslash at the end"},
 	} {
 		if got := Sources(c.in); got != c.want {
