@@ -194,15 +194,24 @@ func dial(ctx context.Context, root *file.Root, socket string, hello bool) (*god
 
 // Version returns systemd's version, as in "257.13-1~deb13u1".
 func (m *Manager) Version() (string, error) {
-	text, err := m.GetManagerProperty("Version") // in the text format of GVariant, that is, with quotes
+	text, err := m.GetManagerProperty("Version")
 	if err != nil {
 		return "", err
 	}
+	return parseVersion(text)
+}
+
+// parseVersion reads a string in the text format of GVariant, that is, with quotes. A machine's systemd may say anything.
+func parseVersion(text string) (string, error) {
 	v, err := godbus.ParseVariant(text, godbus.SignatureOf(""))
 	if err != nil {
 		return "", fmt.Errorf("the version of systemd: %w", err)
 	}
-	return v.Value().(string), nil
+	version, ok := v.Value().(string)
+	if !ok {
+		return "", fmt.Errorf("the version of systemd: %s is not a string", text)
+	}
+	return version, nil
 }
 
 // Unit is the state of a unit, in the words of org.freedesktop.systemd1(5).
