@@ -6,7 +6,7 @@ import (
 )
 
 func FuzzVersion(f *testing.F) {
-	for text, want := range map[string]string{`"257.13-1~deb13u1"`: "257.13-1~deb13u1", `'262'`: "262", `5`: "", `["a"]`: "", `{"a": <1>}`: "", `<"a">`: "", `@s`: "", ``: ""} {
+	for text, want := range map[string]string{`"257.13-1~deb13u1"`: "257.13-1~deb13u1", `'2'`: "", `5`: "", `["a"]`: "", `{"a": <1>}`: "", `<"a">`: "", `@s`: "", `[]`: "", ``: ""} {
 		f.Add(text)
 		if got, err := parseVersion(text); got != want || (err != nil) != (want == "") {
 			f.Errorf("%s: %q, %v", text, got, err)
@@ -26,8 +26,10 @@ func FuzzStatus(f *testing.F) {
 	f.Add(") Z 1 (", "SigBlk:\tx\nNSpid:", "S")
 	f.Add("NSpid:\t300\t1", "", "Z")
 	f.Fuzz(func(t *testing.T, name, status, state string) {
-		if got := running("10 (" + name + ") " + state + " 1"); !strings.Contains(state, ")") && got != (strings.Trim(state[:min(1, len(state))], "ZX") != "") {
-			t.Errorf("state %q of a process called %q: runs: %v", state, name, got)
+		if state != "" && state[0] != ' ' && !strings.Contains(state, ")") {
+			if got, want := running("10 ("+name+") "+state+" 1"), state[0] != 'Z' && state[0] != 'X'; got != want {
+				t.Errorf("state %q of a process called %q: runs: %v", state, name, got)
+			}
 		}
 		if named := "Name:\t" + name + "\n" + status; !strings.Contains(name, "\n") && (isInit(named) != isInit(status) || blocks(named, 64) != blocks(status, 64)) {
 			t.Errorf("the name %q makes another process of %q", name, status)

@@ -201,14 +201,11 @@ func (m *Manager) Version() (string, error) {
 	return parseVersion(text)
 }
 
-// parseVersion reads a string in the text format of GVariant, that is, with quotes. A machine's systemd may say anything.
+// parseVersion reads a string as godbus writes a variant. A machine's systemd may say anything, and godbus' own reader panics on some
+// of that ("[]", 5.1.0).
 func parseVersion(text string) (string, error) {
-	v, err := godbus.ParseVariant(text, godbus.SignatureOf(""))
-	if err != nil {
-		return "", fmt.Errorf("the version of systemd: %w", err)
-	}
-	version, ok := v.Value().(string)
-	if !ok {
+	version, err := strconv.Unquote(text)
+	if err != nil || text[0] != '"' {
 		return "", fmt.Errorf("the version of systemd: %s is not a string", text)
 	}
 	return version, nil
