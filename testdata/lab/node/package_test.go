@@ -243,7 +243,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("%d commands in units; want those of all steps", commands)
 	}
 	version, err := exec.Command(filepath.Join(dest, "opt/berth/bin/berth"), "--version").Output()
-	if want := "berth version " + oldVersion + "\n"; string(version) != want || err != nil {
+	if want := "berth version " + oldVersion + " (" + runtime.Version() + ")\n"; string(version) != want || err != nil {
 		t.Errorf("berth --version: %q, %v; want %q", version, err, want)
 	}
 
