@@ -239,8 +239,8 @@ func FuzzValues(f *testing.F) {
 				}
 			}
 		}
-		if device.Covers(slot.Machine.Devices[0]) {
-			return // nothing is written for it
+		if device.Covers(slot.Machine.Devices[0]) || slot.Kubelet.NodeName == "" {
+			return // nothing is written for the one, the host's name for the other
 		}
 		got, err := read(t, slot, sources, version)
 		if err != nil {
