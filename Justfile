@@ -22,6 +22,10 @@ packages:
 test:
     .ci/run test
 
+# Run every fuzz test for a time each, for instance: just fuzz 5m
+fuzz TIME="1m" NAME="":
+    .ci/run fuzz {{TIME}} "{{NAME}}"
+
 # Run real kubelets against a real control plane, for instance: just real -run TestReal/trixie
 real *ARGUMENTS:
     .ci/run real {{ARGUMENTS}}

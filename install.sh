@@ -1,5 +1,5 @@
 #!/bin/sh
-# install.sh build       builds programs and man pages into $OUT/bin (OUT: default this folder)
+# install.sh build       builds programs, man pages and the programs' bill of materials into $OUT/bin (OUT: default this folder)
 # install.sh install     builds, and installs all below $DESTDIR (default: this host). Nothing is started or reloaded.
 # install.sh uninstall   removes what install would put below the same $DESTDIR, $PREFIX, $SYSTEMD_PREFIX and $SYSCONFDIR
 # install.sh packages    makes a .deb and an .rpm in $OUT/build, for $GOARCH (default: this machine's), of $MAINTAINER ("NAME <MAIL>")
@@ -14,6 +14,7 @@
 set -eu
 cd "$(dirname "$0")"
 
+HELPERS="machine-unit nvidia-wire peer-guard render-config wait-dbus wait-kubelet"
 OUT=${OUT:-$PWD}
 : "${DESTDIR:=}" "${PREFIX:=/usr}" "${SYSTEMD_PREFIX:=/usr}" "${SYSCONFDIR:=/etc}"
 for folder in "$PREFIX" "$SYSTEMD_PREFIX" "$SYSCONFDIR"; do
@@ -48,6 +49,11 @@ build() {
     go build -trimpath -buildvcs=false -ldflags="$flags" -o "$OUT/bin/berth-generator" ./generator
     go build -trimpath -buildvcs=false -ldflags="$flags" -o "$OUT/bin/" ./generator/berth ./helpers/...
     texts
+    set -- "$OUT/bin/berth" "$OUT/bin/berth-generator"
+    for helper in $HELPERS; do
+        set -- "$@" "$OUT/bin/$helper"
+    done
+    env -u GOOS -u GOARCH go run ./units/package/sbom "$(version)" "$@" >"$OUT/bin/berth.cdx.json"
 }
 
 # texts makes what is installed of the texts in docs/man and units.
@@ -65,12 +71,13 @@ texts() {
 # each COMMAND: calls COMMAND MODE FOLDER FILE... for all files. This is the one place that knows where files go.
 each() {
     "$1" 0755 "$PREFIX/bin" "$OUT/bin/berth"
-    for helper in machine-unit nvidia-wire peer-guard render-config wait-dbus wait-kubelet; do
+    for helper in $HELPERS; do
         "$1" 0755 "$PREFIX/lib/berth" "$OUT/bin/$helper"
     done
     for section in 5 8; do
         "$1" 0644 "$PREFIX/share/man/man$section" "$OUT"/bin/man/*."$section"
     done
+    "$1" 0644 "$PREFIX/share/doc/berth" "$OUT/bin/berth.cdx.json"
     "$1" 0644 "$PREFIX/share/bash-completion/completions" units/completion/berth
     "$1" 0644 "$PREFIX/share/zsh/site-functions" units/completion/_berth
     "$1" 0644 "$PREFIX/share/fish/vendor_completions.d" units/completion/berth.fish
@@ -96,7 +103,7 @@ outof() {
         rm -f "$folder/${file##*/}"
     done
     case $folder in
-    */lib/berth | */needrestart/conf.d) rmdir --ignore-fail-on-non-empty "$folder" ;; # the others are not berth's own
+    */lib/berth | */doc/berth | */needrestart/conf.d) rmdir --ignore-fail-on-non-empty "$folder" ;; # the others are not berth's own
     esac
 }
 

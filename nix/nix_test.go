@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -199,7 +200,7 @@ func TestPackage(t *testing.T) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	version, err := exec.Command(filepath.Join(out, "bin/berth"), "--version").Output()
-	if want := "berth version " + args["version"].(string) + "\n"; string(version) != want || err != nil {
+	if want := "berth version " + args["version"].(string) + " (" + runtime.Version() + ")\n"; string(version) != want || err != nil {
 		t.Errorf("berth --version: %q, %v; want %q", version, err, want)
 	}
 	for name, want := range map[string]string{
@@ -210,6 +211,7 @@ func TestPackage(t *testing.T) {
 		"lib/sysctl.d/90-berth.conf":                    "vm.overcommit_memory",
 		"lib/modules-load.d/berth.conf":                 "overlay",
 		"share/man/man5/berth.toml.5":                   "berth",
+		"share/doc/berth/berth.cdx.json":                "pkg:golang/github.com/BurntSushi/toml@v",
 	} {
 		if text, err := os.ReadFile(filepath.Join(out, name)); !bytes.Contains(text, []byte(want)) {
 			t.Errorf("%s: %v; want %q in it", name, err, want)

@@ -492,28 +492,42 @@ func TestLook(t *testing.T) {
 	conn.Close()
 }
 
-// TestSwap has a hostile process exchange a parent folder for links that leave the root while files are written,
-// read and removed through it.
+// TestSwap has a hostile process exchange a parent folder, and a file itself, for links that leave the root while files are
+// written, read and removed there.
 func TestSwap(t *testing.T) {
 	r, top := hostile(t)
 	root := r.Name()
 	must(t, os.Mkdir(filepath.Join(root, "swap"), 0o755))
 	must(t, os.Symlink("../outside", filepath.Join(root, "swap-rel")))
 	must(t, os.Symlink(filepath.Join(top, "outside"), filepath.Join(root, "swap-abs")))
+	must(t, os.WriteFile(filepath.Join(root, "last"), nil, 0o600))
 
 	stop := make(chan struct{})
-	var swaps int
+	var swaps atomic.Int64
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		at := func(name string) string { return filepath.Join(root, name) }
-		for ; ; swaps++ {
+		exchange := func(a, b string) error {
+			swaps.Add(1)
+			return unix.Renameat2(-1, filepath.Join(root, a), -1, filepath.Join(root, b), unix.RENAME_EXCHANGE)
+		}
+		for {
 			for _, link := range []string{"swap-rel", "swap-abs"} {
 				for range 2 {
-					if err := unix.Renameat2(-1, at("swap"), -1, at(link), unix.RENAME_EXCHANGE); err != nil {
+					if err := exchange("swap", link); err != nil {
 						t.Error(err)
 						return
 					}
 				}
+			}
+			// What is written takes the place of a link, and what is removed is gone: there is a new one each time.
+			os.Remove(filepath.Join(root, "last-link"))
+			if err := os.Symlink("../outside/secret", filepath.Join(root, "last-link")); err != nil {
+				t.Error(err)
+				return
+			}
+			if err := exchange("last", "last-link"); err != nil && err != unix.ENOENT {
+				t.Error(err)
+				return
 			}
 			select {
 			case <-stop:
@@ -522,29 +536,34 @@ func TestSwap(t *testing.T) {
 			}
 		}
 	})
-	n := rounds(500, 10_000)
+	n, least := rounds(500, 10_000), int64(rounds(10_000, 200_000))
 	if os.Getenv(noOpenat2Env) != "" {
 		n /= 5 // ten times slower there
 	}
 	var written, refused int
-	for i := 0; i < n || (written == 0 || refused == 0) && i < 100*n; i++ {
+	for i := 0; i < n || (written == 0 || refused == 0 || swaps.Load() < least) && i < 100*n; i++ {
 		// "secret" is also the name of the file outside.
-		_, err := r.Write(File{Path: "swap/secret", Mode: 0o600, Content: []byte(strconv.Itoa(i))})
-		if err == nil {
-			written++
-		} else {
-			refused++
-		}
-		if b, err := r.Read("swap/secret", 100); err == nil && string(b) == "outside" {
-			t.Fatal("read the file outside")
+		for _, name := range []string{"swap/secret", "last"} {
+			_, err := r.Write(File{Path: name, Mode: 0o600, Content: []byte(strconv.Itoa(i))})
+			if err == nil {
+				written++
+			} else {
+				refused++
+			}
+			if b, err := r.Read(name, 100); err == nil && string(b) == "outside" {
+				t.Fatal("read the file outside")
+			}
 		}
 		r.Write(File{Path: "swap/new/dir", Mode: fs.ModeDir | 0o700})
 		r.Remove("swap/secret")
+		if i%10 == 0 {
+			r.Remove("last")
+		}
 	}
 	close(stop)
 	wg.Wait()
-	t.Logf("%d swaps, %d written, %d refused", swaps, written, refused)
-	if written == 0 || refused == 0 {
+	t.Logf("%d swaps, %d written, %d refused", swaps.Load(), written, refused)
+	if written == 0 || refused == 0 || swaps.Load() < least {
 		t.Error("the swaps did not meet the writes")
 	}
 }

@@ -370,12 +370,17 @@ func (d *decoder) value(n *node, v reflect.Value, key, rule string) {
 		})
 	case *[]Mirror:
 		*p = []Mirror{}
+		urls := map[string]bool{} // each is a table of a hosts.toml
 		d.elements(n, key, "tables", func(e *node, key string) {
 			m := Mirror{Capabilities: []string{"pull", "resolve"}}
 			d.value(e, reflect.ValueOf(&m).Elem(), key, rule)
 			if e.table != nil && e.table["url"] == nil {
 				d.bad(e, key, "has no url", `want url = "https://host[:port]"`)
 			}
+			if at := e.get("url"); at != nil && m.URL != "" && urls[m.URL] {
+				d.bad(at, joinKey(key, "url"), "is there twice", "want each once")
+			}
+			urls[m.URL] = true
 			*p = append(*p, m)
 		})
 	case **Exec:
@@ -626,6 +631,22 @@ func (d *decoder) kubeletConfig(n *node, key string) {
 		case f.kind != v.kind() && !(f.kind == "a float" && v.kind() == "an integer"):
 			d.bad(v, full, "is "+v.kind(), "want "+f.kind)
 		}
+		d.noMerge(v, full)
+	}
+}
+
+// noMerge refuses the key that YAML's writers do not quote, though to readers it means "merge this table into the one it is in"
+// (https://yaml.org/type/merge.html). Kubelet has no such key.
+func (d *decoder) noMerge(n *node, key string) {
+	for _, k := range n.keys() {
+		v, full := n.table[k], joinKey(key, k)
+		if k == "<<" {
+			d.errs = append(d.errs, v.src.error(v.key, full, "is no key: it merges tables in YAML", "want a key of KubeletConfiguration"))
+		}
+		d.noMerge(v, full)
+	}
+	for i, e := range n.array {
+		d.noMerge(e, key+"["+strconv.Itoa(i)+"]")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -451,14 +452,47 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// FuzzParse parses any files: a main file, and drop-ins that are separated by form feeds, which no TOML has.
 func FuzzParse(f *testing.F) {
 	for _, file := range append(must(filepath.Glob("testdata/errors/*.toml")), "testdata/full.toml") {
 		f.Add(must(os.ReadFile(file)), []byte(minimal))
 	}
-	f.Fuzz(func(t *testing.T, main, dropIn []byte) {
-		goal, err := Parse([]Source{{"/main", main}, {"/drop-in", dropIn}})
+	for _, file := range must(filepath.Glob("../../testdata/*/*/*/etc/berth/goal.toml")) {
+		f.Add(must(os.ReadFile(file)), []byte("boot = \"\"\f\f[slot.b]\f\xef\xbb\xbf[slot.b.kubelet.labels]\r\n"))
+	}
+	f.Add([]byte(minimal), bytes.Repeat([]byte("[slot.a]\nmachine.devices = [\"/dev/x\"]\f"), 300)) // many drop-ins
+	f.Add([]byte("x = "+strings.Repeat("[", 900)+strings.Repeat("]", 900)), []byte(strings.Repeat("a.", 900)+"a = 1"))
+	f.Add([]byte(minimal+"[kubelet]\ntaints = ["+strings.Repeat(`"a:NoSchedule",`, 2000)+"]"), []byte{})
+	f.Add([]byte(minimal), []byte(strings.Repeat("[[machine.mounts]]\nsource = \"/a\"\n", 500)))
+	f.Fuzz(func(t *testing.T, main, dropIns []byte) {
+		files, size := []Source{{"/main", main}}, len(main)+len(dropIns)
+		for i, data := range bytes.Split(dropIns, []byte("\f")) {
+			files = append(files, Source{fmt.Sprintf("/drop-in%d", i), data})
+		}
+		begin := time.Now()
+		goal, err := Parse(files)
+		// A second for a machine that does other things, and a hundred times what a goal state of that size takes.
+		if took := time.Since(begin); took > time.Second+time.Duration(size)*20*time.Microsecond {
+			t.Errorf("%d bytes in %d files took %v", size, len(files), took)
+		}
 		if goal.Partial != (err != nil) {
 			t.Fatalf("Partial is %v, the error %v", goal.Partial, err)
+		}
+		if goal.Boot != "" && (!ValidSlotName(goal.Boot) || !goal.Partial && goal.Slots[goal.Boot] == nil) {
+			t.Errorf("slot %q starts at boot, of %q", goal.Boot, goal.SlotNames())
+		}
+		for name, slot := range goal.Slots {
+			if slot.Name != name || !ValidSlotName(name) {
+				t.Errorf("slot %q is called %q", name, slot.Name)
+			}
+			if goal.Partial && !reflect.DeepEqual(slot, &Slot{Name: name}) {
+				t.Errorf("more than names of a goal state with mistakes: %+v", slot)
+			}
+			for _, peer := range slot.Peers {
+				if goal.Slots[peer] == nil || peer == name {
+					t.Errorf("slot %q has the peer %q", name, peer)
+				}
+			}
 		}
 		var errs Errors
 		errors.As(err, &errs)
@@ -467,6 +501,7 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("not a whole error on one line: %#v", e)
 			}
 		}
+		Secrets(files)
 	})
 }
 

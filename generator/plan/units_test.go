@@ -18,6 +18,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/testdata/unitfile"
 )
 
 // options are a unit file's assignments in their order.
@@ -358,15 +359,60 @@ func FuzzUnits(f *testing.F) {
 				t.Errorf("%s: %q", f.Path, f.Content)
 			}
 		}
+		// But for the two strings that people choose, each value is that of a goal state without such.
+		harmless := *g
+		harmless.Slots = map[string]*goalstate.Slot{}
 		for name, slot := range g.Slots {
-			c := slot.Kubelet.BootstrapTokenCredential
-			if i := slices.IndexFunc(files, func(f file.File) bool { return f.Path == "node-render-kubelet@"+name+".service.d/"+dropIn }); c != "" && i >= 0 {
-				// As systemd reads it: a backslash escapes, a percent sign is doubled.
-				got := parse(t, files[i].Path, files[i].Content).one(t, "LoadCredential")
-				if got = strings.NewReplacer(`\\`, `\`, "%%", "%").Replace(got); got != c {
-					t.Errorf("credential %q arrives as %q", c, got)
+			s := *slot
+			if s.Kubelet.BootstrapTokenCredential != "" {
+				s.Kubelet.BootstrapTokenCredential = "token"
+			}
+			harmless.Slots[name] = &s
+		}
+		if len(g.Sources) > 0 {
+			harmless.Sources = []string{"/harmless"}
+		}
+		for i, f := range mustUnits(t, &harmless, []string{"held"}) {
+			if f.Path != files[i].Path {
+				t.Fatalf("%s instead of %s", files[i].Path, f.Path)
+			}
+			if !f.Mode.IsRegular() {
+				continue
+			}
+			want, got := readOptions(t, f.Content), readOptions(t, files[i].Content)
+			if len(want) != len(got) {
+				t.Fatalf("%s: %d assignments, want %d", f.Path, len(got), len(want))
+			}
+			for j, o := range want {
+				switch o.Key {
+				case "SourcePath":
+					want[j].Value = source
+					got[j].Value = read(t, unitfile.Specifiers, got[j].Value)
+				case "LoadCredential":
+					_, slot, _ := strings.Cut(strings.TrimSuffix(path.Dir(f.Path), ".service.d"), "@")
+					want[j].Value = g.Slots[slot].Kubelet.BootstrapTokenCredential
+					words := read(t, unitfile.Split, got[j].Value)
+					got[j].Value = read(t, unitfile.Specifiers, strings.Join(words, ":")) // a colon would be seen
 				}
+			}
+			if !slices.Equal(want, got) {
+				t.Errorf("%s: values (-want +got):\n%s\n%s", f.Path, cmp.Diff(want, got), files[i].Content)
 			}
 		}
 	})
+}
+
+// readOptions reads a unit as systemd does, apart from go-systemd.
+func readOptions(t *testing.T, content []byte) []unitfile.Option {
+	t.Helper()
+	return read(t, unitfile.Parse, content)
+}
+
+func read[A, B any](t *testing.T, reader func(A) (B, error), text A) B {
+	t.Helper()
+	b, err := reader(text)
+	if err != nil {
+		t.Error(err)
+	}
+	return b
 }

@@ -7,14 +7,15 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Value returns s as the right-hand side of an assignment that is not split into words (Description=, SourcePath=,
 // RequiresMountsFor= with one path without spaces, …). Specifiers are taken literally: "%" is doubled
 // (systemd.unit(5), "Specifiers").
 //
-// It is an error where the language has no way to write s: control characters, and white space at either end, which
-// the parser takes away.
+// It is an error where the language has no way to write s: control characters, what is not UTF-8, and white space at either end,
+// which the parser takes away.
 func Value(s string) (string, error) {
 	raw, err := Raw(s)
 	return strings.ReplaceAll(raw, "%", "%%"), err
@@ -24,6 +25,10 @@ func Value(s string) (string, error) {
 func Raw(s string) (string, error) {
 	if i := strings.IndexFunc(s, isControl); i >= 0 {
 		return "", fmt.Errorf("%q: a control character has no place in a unit file: remove it", s)
+	}
+	if !utf8.ValidString(s) {
+		// Systemd ignores such a line (parse_line() of systemd 252 to 262).
+		return "", fmt.Errorf("%q: what is not UTF-8 has no place in a unit file: use another name", s)
 	}
 	if strings.TrimSpace(s) != s {
 		return "", fmt.Errorf("%q: white space at the ends is lost in a unit file: remove it", s)
@@ -52,16 +57,18 @@ func Word(s string) string {
 	}
 	var b strings.Builder
 	b.WriteByte('"')
-	for i := range len(s) { // bytes: what is not ASCII passes as it is, valid UTF-8 or not
-		switch c := s[i]; {
-		case c == '"' || c == '\\':
+	for len(s) > 0 {
+		r, size := utf8.DecodeRuneInString(s)
+		switch {
+		case r == '"' || r == '\\':
 			b.WriteByte('\\')
-			b.WriteByte(c)
-		case isControl(rune(c)):
-			fmt.Fprintf(&b, `\x%02x`, c)
+			b.WriteRune(r)
+		case isControl(r), r == utf8.RuneError && size == 1: // or systemd would ignore the line
+			fmt.Fprintf(&b, `\x%02x`, s[0])
 		default:
-			b.WriteByte(c)
+			b.WriteRune(r)
 		}
+		s = s[size:]
 	}
 	b.WriteByte('"')
 	return b.String()
@@ -91,11 +98,12 @@ func Bind(source, target string) (string, error) {
 }
 
 // Sources lists files for a comment, in a unit file or any other file whose comments end with the line. A file's name may
-// hold anything but must not end the comment.
+// hold anything but must not end the comment: to YAML 1.1, U+0085, U+2028 and U+2029 are line breaks too. Nor must it keep the rest
+// of the file from being read, as what is not UTF-8 does in TOML.
 func Sources(files []string) string {
 	shown := make([]string, len(files))
 	for i, f := range files {
-		if _, err := Raw(f); err != nil {
+		if _, err := Raw(f); err != nil || strings.ContainsFunc(f, func(r rune) bool { return !strconv.IsPrint(r) }) {
 			f = strconv.Quote(f)
 		}
 		shown[i] = f
@@ -108,7 +116,7 @@ func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 // needsQuotes is true for all that is not surely plain in every version's parser.
 func needsQuotes(r rune) bool {
 	switch {
-	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r > 0x7f:
+	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r > 0x7f && r != utf8.RuneError:
 		return false
 	}
 	return !strings.ContainsRune("_@%+=:,./-$", r)

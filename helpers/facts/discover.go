@@ -5,6 +5,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path"
 	"slices"
@@ -24,6 +25,9 @@ const Mark = "# Made by berth"
 const (
 	textLimit   = 1 << 20
 	statusLimit = 64 << 20 // dpkg's database, a few megabytes on a large system
+	// programLimit is how far into a program its build information is looked for: a sparse file may say that it is larger than what can
+	// be read in any time. Kubelet has about 100 MB with its symbols.
+	programLimit = 512 << 20
 )
 
 // DiscoverHost finds what the slot needs to know about the host whose root folder is root, but for the NVIDIA driver. It is not
@@ -242,7 +246,7 @@ func buildInfo(root *file.Root, name string) *buildinfo.BuildInfo {
 		return nil
 	}
 	defer f.Close()
-	info, err := buildinfo.Read(f)
+	info, err := buildinfo.Read(io.NewSectionReader(f, 0, programLimit))
 	if err != nil {
 		return nil
 	}

@@ -115,12 +115,13 @@ func proc(host *file.Root, pid uint32) string {
 	return filepath.Join(host.Name(), "proc", strconv.FormatUint(uint64(pid), 10))
 }
 
-// alive reads the state in proc_pid_stat(5), the field after the command's name, which may hold anything.
 func alive(host *file.Root, pid uint32) bool {
 	stat, err := os.ReadFile(filepath.Join(proc(host, pid), "stat"))
-	if err != nil {
-		return false
-	}
-	_, state, _ := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
+	return err == nil && running(string(stat))
+}
+
+// running reads the state in proc_pid_stat(5), the field after the command's name, which may hold anything.
+func running(stat string) bool {
+	_, state, _ := strings.Cut(stat[strings.LastIndexByte(stat, ')')+1:], " ")
 	return state != "" && state[0] != 'Z' && state[0] != 'X'
 }

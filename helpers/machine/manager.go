@@ -194,15 +194,21 @@ func dial(ctx context.Context, root *file.Root, socket string, hello bool) (*god
 
 // Version returns systemd's version, as in "257.13-1~deb13u1".
 func (m *Manager) Version() (string, error) {
-	text, err := m.GetManagerProperty("Version") // in the text format of GVariant, that is, with quotes
+	text, err := m.GetManagerProperty("Version")
 	if err != nil {
 		return "", err
 	}
-	v, err := godbus.ParseVariant(text, godbus.SignatureOf(""))
-	if err != nil {
-		return "", fmt.Errorf("the version of systemd: %w", err)
+	return parseVersion(text)
+}
+
+// parseVersion reads a string as godbus writes a variant. A machine's systemd may say anything, and godbus' own reader panics on some
+// of that ("[]", 5.1.0).
+func parseVersion(text string) (string, error) {
+	version, err := strconv.Unquote(text)
+	if err != nil || text[0] != '"' {
+		return "", fmt.Errorf("the version of systemd: %s is not a string", text)
 	}
-	return v.Value().(string), nil
+	return version, nil
 }
 
 // Unit is the state of a unit, in the words of org.freedesktop.systemd1(5).

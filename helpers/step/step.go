@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -207,15 +208,13 @@ func (s *Step) write(priority int, text string) {
 // version is set by install.sh when it links.
 var version string
 
-// Version is the version of this program: the one it was installed as, else what the go command recorded in it.
+// Version is the version of this program, the one it was installed as, else what the go command recorded in it, and that of Go.
 func Version() string {
-	if version != "" {
-		return version
+	of := version
+	if info, ok := debug.ReadBuildInfo(); ok && of == "" {
+		of = info.Main.Version
 	}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return info.Main.Version
-	}
-	return "unknown"
+	return cmp.Or(of, "unknown") + " (" + runtime.Version() + ")"
 }
 
 // statusLimit keeps a status well below what systemd takes in one message of sd_notify(3), 4096 bytes. It drops a larger one.

@@ -68,6 +68,7 @@ func cases() []testCase {
 		packageCases,
 		bakeCases,
 		statusCases,
+		valueCases,
 	} {
 		all = append(all, group...)
 	}

@@ -1,6 +1,11 @@
 package node
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
@@ -185,6 +190,103 @@ func TestPackages(t *testing.T) {
 	}
 }
 
+// TestReproducible makes packages again, of a copy of the source in another folder with other times: programs and packages are the same
+// bytes. Programs are static and stripped, and do not tell where they were built.
+func TestReproducible(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds packages")
+	}
+	t.Parallel()
+	source, err := sourceDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, again := filepath.Dir(packages(t)), t.TempDir()
+	moved := filepath.Join(t.TempDir(), "another", "place")
+	for _, name := range []string{"docs", "generator", "helpers", "templates", "units"} {
+		if err := os.CopyFS(filepath.Join(moved, name), os.DirFS(filepath.Join(source, name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"LICENSE", "go.mod", "go.sum", "install.sh", "nfpm.yaml"} {
+		if err := run(exec.Command("cp", filepath.Join(source, name), moved)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := packagesFrom(moved, again, newVersion); err != nil {
+		t.Fatal(err)
+	}
+
+	bin, err := filepath.Glob(filepath.Join(again, "bin/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var programs []string
+	for _, name := range append(bin, deb(again+"/build", newVersion), rpm(again+"/build", newVersion)) {
+		if info, err := os.Stat(name); err != nil || info.IsDir() {
+			if err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		content, err := os.ReadFile(name)
+		before, err2 := os.ReadFile(filepath.Join(first, strings.TrimPrefix(name, again)))
+		if err := errors.Join(err, err2); err != nil {
+			t.Error(err)
+		} else if !bytes.Equal(content, before) {
+			t.Errorf("%s: %d bytes, which are not the %d of the first time", strings.TrimPrefix(name, again), len(content), len(before))
+		}
+		if program, err := elf.NewFile(bytes.NewReader(content)); err == nil {
+			programs = append(programs, filepath.Base(name))
+			for _, p := range program.Progs {
+				if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+					t.Errorf("%s is not static: it has a segment %v", name, p.Type)
+				}
+			}
+			for _, section := range program.Sections {
+				if section.Type == elf.SHT_SYMTAB || strings.HasPrefix(section.Name, ".debug") || strings.HasPrefix(section.Name, ".zdebug") {
+					t.Errorf("%s is not stripped: it has a section %s", name, section.Name)
+				}
+			}
+			if bytes.Contains(content, []byte(moved)) {
+				t.Errorf("%s has %s in it", name, moved)
+			}
+		}
+	}
+	// And the bill of materials is about just these.
+	var bom struct {
+		Components []struct {
+			Type, Name, Version, PURL string
+			Hashes                    []struct{ Content string }
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(again, "bin/berth.cdx.json"))
+	if err := errors.Join(err, json.Unmarshal(text, &bom)); err != nil {
+		t.Fatal(err)
+	}
+	var listed, libraries []string
+	for _, c := range bom.Components {
+		if c.Type == "library" {
+			libraries = append(libraries, c.PURL)
+			continue
+		}
+		listed = append(listed, c.Name)
+		content, err := os.ReadFile(filepath.Join(again, "bin", c.Name))
+		if sum := sha256.Sum256(content); err != nil || len(c.Hashes) != 1 || c.Hashes[0].Content != hex.EncodeToString(sum[:]) || c.Version != newVersion {
+			t.Errorf("%+v: want version %s, SHA-256 %x (%v)", c, newVersion, sum, err)
+		}
+	}
+	slices.Sort(listed)
+	if diff := cmp.Diff(programs, listed); diff != "" || len(programs) != 8 {
+		t.Errorf("programs, -built +listed: %s", diff)
+	}
+	for _, purl := range []string{"pkg:golang/std@" + strings.TrimPrefix(runtime.Version(), "go"), "pkg:golang/github.com/BurntSushi/toml@v"} {
+		if !slices.ContainsFunc(libraries, func(l string) bool { return strings.HasPrefix(l, purl) }) {
+			t.Errorf("no %s in %q", purl, libraries)
+		}
+	}
+}
+
 // TestInstall installs below another prefix, has the generator make units, and uninstalls.
 func TestInstall(t *testing.T) {
 	if testing.Short() {
@@ -243,7 +345,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("%d commands in units; want those of all steps", commands)
 	}
 	version, err := exec.Command(filepath.Join(dest, "opt/berth/bin/berth"), "--version").Output()
-	if want := "berth version " + oldVersion + "\n"; string(version) != want || err != nil {
+	if want := "berth version " + oldVersion + " (" + runtime.Version() + ")\n"; string(version) != want || err != nil {
 		t.Errorf("berth --version: %q, %v; want %q", version, err, want)
 	}
 

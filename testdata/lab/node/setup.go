@@ -83,8 +83,13 @@ func Packages(dir, version string) error {
 	if err != nil {
 		return err
 	}
+	return packagesFrom(source, dir, version)
+}
+
+func packagesFrom(source, dir, version string) error {
 	cmd := exec.Command(filepath.Join(source, "install.sh"), "packages")
-	cmd.Env = append(os.Environ(), "OUT="+dir, "VERSION="+version, "GOARCH="+runtime.GOARCH, "MAINTAINER=The berth authors <berth@example.org>")
+	cmd.Env = append(os.Environ(), "OUT="+dir, "VERSION="+version, "GOARCH="+runtime.GOARCH, "MAINTAINER=The berth authors <berth@example.org>",
+		"SOURCE_DATE_EPOCH=1700000000")
 	return run(cmd)
 }
 
