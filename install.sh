@@ -65,7 +65,7 @@ texts() {
 # each COMMAND: calls COMMAND MODE FOLDER FILE... for all files. This is the one place that knows where files go.
 each() {
     "$1" 0755 "$PREFIX/bin" "$OUT/bin/berth"
-    for helper in machine-unit nvidia-wire peer-guard render-config wait-dbus wait-kubelet; do
+    for helper in machine-unit nvidia-wire peer-guard record-applied render-config wait-dbus wait-kubelet; do
         "$1" 0755 "$PREFIX/lib/berth" "$OUT/bin/$helper"
     done
     for section in 5 8; do

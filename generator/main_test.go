@@ -192,7 +192,7 @@ func TestHostileGoal(t *testing.T) {
 		}, `.d/a\n[Service]\nExecStart=x.toml: has a name with a control character or not in UTF-8: want another name`},
 	} {
 		t.Run(tt.why, func(t *testing.T) {
-			h := newHost(t, map[string]string{"etc/berth/other": "", kmsg: ""})
+			h := newHost(t, map[string]string{"etc/berth/other": "", kmsg: "", "run/berth/looked/x": ""})
 			if err := tt.make(filepath.Join(h.root, "etc/berth/goal.toml")); errors.Is(err, unix.EPERM) {
 				t.Skip("needs root: ", err)
 			} else if err != nil {

@@ -155,8 +155,8 @@ func (c check) write(w io.Writer, report hostcheck.Report) error {
 // goal reads the goal state, and finds who can read what is secret in it.
 func (c check) goal() (*goalstate.GoalState, []hostcheck.Secret, error) {
 	if len(c.files) == 0 {
-		goal, err := goalstate.Load(c.root)
-		return goal, hostcheck.Secrets(c.root, goalstate.Files(c.root)), err
+		goal, files, err := goalstate.LoadFiles(c.root)
+		return goal, hostcheck.Secrets(c.root, files), err
 	}
 	top, err := file.OpenRoot("/") // files of the command line are not those of --root
 	if err != nil {

@@ -28,9 +28,9 @@ const minSystemd = 252
 
 // ownUnits are the units that berth ships.
 var ownUnits = []string{
-	"node-chain@.service", "node-containerd@.service", "node-kubelet@.service", "node-nvidia-wire@.service", "node-peer-guard@.service",
-	"node-render-containerd@.service", "node-render-kubelet@.service", "node-render-nspawn@.service", "node-wait-dbus@.service",
-	"node@.service",
+	"berth-last-good.service", "node-chain@.service", "node-containerd@.service", "node-kubelet@.service", "node-nvidia-wire@.service",
+	"node-peer-guard@.service", "node-record-applied@.service", "node-render-containerd@.service", "node-render-kubelet@.service",
+	"node-render-nspawn@.service", "node-wait-dbus@.service", "node@.service",
 }
 
 // collector collects findings.

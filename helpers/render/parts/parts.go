@@ -14,6 +14,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 	"berth/generator/plan"
 	"berth/helpers/facts"
 	"berth/helpers/nvidia"
@@ -60,19 +61,27 @@ type Host struct {
 	Root *file.Root
 	Goal *goalstate.GoalState // no slots: there is none
 	Held []string             // the slots that hold a claim, sorted
+	// Broken says that the goal state is not valid, and that Goal has what slots go on with instead, as State tells.
+	Broken error
+	State  store.State
 }
 
-// Look reads the goal state and the claims of a host. The errors are those of goalstate.Load, but for ErrNone, and of plan.Held.
+// Look reads the goal state and the claims of a host. The errors are those of store.Load where no slot goes on with its last good
+// goal state, but for ErrNone, and of plan.Held.
 func Look(root *file.Root) (*Host, error) {
-	goal, err := goalstate.Load(root)
-	if err != nil && !errors.Is(err, goalstate.ErrNone) {
-		return nil, err
+	state, broken := store.Load(root)
+	if errors.Is(broken, goalstate.ErrNone) {
+		broken = nil
 	}
+	if broken != nil && len(state.LastGood) == 0 {
+		return nil, errors.Join(broken, state.Refusals())
+	}
+	goal := state.Goal
 	if goal == nil {
 		goal = &goalstate.GoalState{}
 	}
 	held, err := plan.Held(root)
-	return &Host{root, goal, held}, err
+	return &Host{Root: root, Goal: goal, Held: held, Broken: broken, State: state}, err
 }
 
 // Running tells whether a slot holds a claim: it runs, or is about to, or did not stop whole.
