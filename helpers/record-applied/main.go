@@ -5,10 +5,12 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"time"
 
+	"berth/generator/file"
 	"berth/generator/goalstate/store"
 	"berth/helpers/step"
 )
@@ -21,32 +23,43 @@ slots that are not in it. A goal state that was changed while the slot started i
 it the slot has.`,
 		Args:   []string{"SLOT"},
 		Budget: 25 * time.Second,
-		Run:    func(_ context.Context, s *step.Step) error { return record(s, time.Now()) },
+		Run:    run,
 	}))
 }
 
-func record(s *step.Step, now time.Time) error {
-	used, err := store.Used(s.Root, s.Slot)
-	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("the goal state is not recorded: the slot has not been started since the host booted")
-	} else if err != nil {
+func run(_ context.Context, s *step.Step) error {
+	result, err := record(s.Root, s.Slot, time.Now())
+	if err != nil {
 		return err
+	}
+	s.Status("%s", result.text)
+	if result.refused {
+		s.Notice("%s", result.text)
+	}
+	return nil
+}
+
+type result struct {
+	text    string // for people
+	refused bool
+}
+
+func record(root *file.Root, slot string, now time.Time) (result, error) {
+	used, err := store.Used(root, slot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return result{}, errors.New("the goal state is not recorded: the slot has not been started since the host booted")
+	} else if err != nil {
+		return result{}, err
 	}
 	// What is wrong with a goal state that was broken meanwhile is for the next start to tell.
-	state, err := store.Load(s.Root)
-	_, lastGood := state.LastGood[s.Slot]
+	state, err := store.Load(root)
+	_, lastGood := state.LastGood[slot]
 	switch {
-	case state.Digest(s.Slot) != used || err != nil && !lastGood:
-		s.Notice("the goal state is not recorded as the slot's last good one, as it was changed while the slot started: see berth diff %s, "+
-			"and systemctl restart node@%s", s.Slot, s.Slot)
-		return nil
+	case state.Digest(slot) != used || err != nil && !lastGood:
+		return result{fmt.Sprintf("the goal state is not recorded as the slot's last good one, as it was changed while the slot started: "+
+			"see berth diff %s, and systemctl restart node@%s", slot, slot), true}, nil
 	case lastGood:
-		s.Info("the slot has become ready with its last good goal state")
-		return nil
+		return result{text: "the slot has become ready with its last good goal state"}, nil
 	}
-	if err := state.Record(s.Root, s.Slot, now); err != nil {
-		return err
-	}
-	s.Status("the goal state is recorded as the slot's last good one")
-	return nil
+	return result{text: "the goal state is recorded as the slot's last good one"}, state.Record(root, slot, now)
 }

@@ -36,7 +36,7 @@ const what = "# Made by record-applied when the slot became ready. Used as it is
 // Encode returns the record as it is stored. A goal state that is too large is an error.
 func (r Record) Encode() ([]byte, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%sslot %s\nnumber %d\nrecorded %s\n", what, r.Slot, r.Number, r.Time.Format(time.RFC3339))
+	fmt.Fprintf(&b, "%sslot %s\nnumber %d\nrecorded %s\n", what, r.Slot, r.Number, r.Time.UTC().Format(time.RFC3339))
 	writeSources(&b, r.Sources)
 	data := append([]byte(magic+checksum(b.Bytes())+"\n"), b.Bytes()...)
 	if len(data) > maxSize {

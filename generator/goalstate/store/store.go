@@ -40,18 +40,19 @@ type State struct {
 	// Refused says by the slot's name why a stored goal state is not used. Nothing but a broken goal state makes Load look. The empty
 	// name stands for the folder.
 	Refused map[string]error
+	// Own is the host's own goal state, whatever Goal is, and Files what it was read from, as far as it could be.
+	Own   *goalstate.GoalState
+	Files []goalstate.Source
 	// Unseen says that the goal state is broken, that nothing is in store, and that this may be so only because Dir is on a file system
 	// that is not mounted yet.
 	Unseen bool
-
-	files []goalstate.Source
 }
 
 // Load reads the goal state of the host whose "/" is root, and the stored ones where it is broken. Its error is that of
 // goalstate.Load, also where slots go on with their last good goal state.
 func Load(root *file.Root) (State, error) {
 	goal, files, err := goalstate.LoadFiles(root)
-	s := State{Goal: goal, files: files}
+	s := State{Goal: goal, Own: goal, Files: files}
 	if !errors.As(err, new(goalstate.Errors)) {
 		return s, err
 	}
@@ -165,7 +166,7 @@ func (s State) Digest(slot string) string {
 	if r, ok := s.LastGood[slot]; ok {
 		return Digest(r.Sources)
 	}
-	return Digest(s.files)
+	return Digest(s.Files)
 }
 
 // Notice says which slots go on with their last good goal state, in one line; empty: none does.
@@ -219,7 +220,7 @@ func (s State) Record(root *file.Root, slot string, now time.Time) error {
 		return fmt.Errorf("the goal state is not valid, or has no slot %s", slot)
 	}
 	stored, refused := read(root)
-	r := Record{Slot: slot, Number: 1, Time: now.UTC().Truncate(time.Second), Sources: s.files}
+	r := Record{Slot: slot, Number: 1, Time: now.UTC().Truncate(time.Second), Sources: s.Files}
 	for _, e := range stored {
 		r.Number = max(r.Number, e.Number+1)
 	}

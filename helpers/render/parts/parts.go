@@ -61,9 +61,18 @@ type Host struct {
 	Root *file.Root
 	Goal *goalstate.GoalState // no slots: there is none
 	Held []string             // the slots that hold a claim, sorted
-	// Broken says that the goal state is not valid, and that Goal has what slots go on with instead, as State tells.
+	// Broken says what is wrong with the host's own goal state. Goal then has the last good one of some slots.
 	Broken error
-	State  store.State
+
+	state store.State
+}
+
+// Instead says of a broken goal state what slots go on with, and what is wrong; else it is empty.
+func (h *Host) Instead() string {
+	if h.Broken == nil {
+		return ""
+	}
+	return errors.Join(errors.New(h.state.Notice()), h.state.Refusals(), h.Broken).Error()
 }
 
 // Look reads the goal state and the claims of a host. The errors are those of store.Load where no slot goes on with its last good
@@ -81,7 +90,7 @@ func Look(root *file.Root) (*Host, error) {
 		goal = &goalstate.GoalState{}
 	}
 	held, err := plan.Held(root)
-	return &Host{Root: root, Goal: goal, Held: held, Broken: broken, State: state}, err
+	return &Host{Root: root, Goal: goal, Held: held, Broken: broken, state: state}, err
 }
 
 // Running tells whether a slot holds a claim: it runs, or is about to, or did not stop whole.

@@ -71,7 +71,9 @@ var lastGoodCases = []testCase{
 	}},
 	{"29 a goal state that is changed while a slot starts is not recorded", func(t *testing.T, h *host) {
 		h.Must(t, "systemctl start --no-block node@a")
-		h.await(t, "the machine", func(units map[string]machine.Unit) bool { return units["systemd-nspawn@node-a.service"].Active == "active" })
+		h.await(t, "the machine", func(units map[string]machine.Unit) bool {
+			return units["systemd-nspawn@node-a.service"].Active == "active"
+		})
 		h.write(t, "/etc/berth/goal.toml", Goal+budgets+"# changed\n")
 		h.await(t, "the node", func(units map[string]machine.Unit) bool { return isUp(units, "a") })
 		h.awaitEvent(t, "the refusal to record", func() (string, bool) {
@@ -82,7 +84,7 @@ var lastGoodCases = []testCase{
 		want(t, h.Must(t, "berth status"), "changed since the slot started")
 		h.Must(t, "systemctl restart node@a")
 		h.recorded(t, "a")
-		if out := h.Must(t, "stat -c '%a %n' /var/lib/berth /var/lib/berth/a"); out != "700 /var/lib/berth\n600 /var/lib/berth/a\n" {
+		if out := h.Must(t, "stat -c '%a %n' /var/lib/berth /var/lib/berth/a"); out != "700 /var/lib/berth\n600 /var/lib/berth/a" {
 			t.Errorf("modes:\n%s", out)
 		}
 	}},
@@ -137,10 +139,12 @@ func (h *host) bootsWithLastGood(t *testing.T) {
 
 const lastGoodWarning = "the goal state is broken, and the slot goes on with its last good one, recorded 2"
 
-// generated returns all that the generator has made, the boot link too.
+// generated returns all that the generator has made for slot a, and the boot link.
 func (h *host) generated(t *testing.T) string {
 	t.Helper()
-	return h.Must(t, `cd /run/systemd/generator && for f in $(find . -path '*node*' ! -type d | sort); do echo "$f $(readlink "$f")"; cat "$f"; done`)
+	return h.Must(t, `cd /run/systemd/generator && for f in $(find . -path '*@a.*' -o -path '*node-a*' -o -path '*2da.mount' -o -path '*.wants/node@*' | sort); do
+			[ -d "$f" ] || { echo "$f $(readlink "$f")"; cat "$f"; }
+		done`)
 }
 
 // recorded waits until the goal state with which a slot has come up is in store. A start may return before.
