@@ -45,9 +45,6 @@ func run(ctx context.Context, s *step.Step) error {
 	name := s.Args["PART"]
 	switch name {
 	case parts.NSpawn:
-		if err := state.Use(s.Root, s.Slot); err != nil {
-			return err
-		}
 		if err := makeNodes(ctx, s, slot.NVIDIA.Mode); err != nil {
 			return err
 		}
