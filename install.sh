@@ -14,7 +14,7 @@
 set -eu
 cd "$(dirname "$0")"
 
-HELPERS="machine-unit nvidia-wire peer-guard render-config wait-dbus wait-kubelet"
+HELPERS="machine-unit nvidia-wire peer-guard record-applied render-config wait-dbus wait-kubelet"
 OUT=${OUT:-$PWD}
 : "${DESTDIR:=}" "${PREFIX:=/usr}" "${SYSTEMD_PREFIX:=/usr}" "${SYSCONFDIR:=/etc}"
 for folder in "$PREFIX" "$SYSTEMD_PREFIX" "$SYSCONFDIR"; do

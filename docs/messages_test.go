@@ -47,6 +47,9 @@ var noMessages = []string{
 	// Content of files, and what is looked for in those of others.
 	"# Made by berth",
 	"# Made by berth-generator from",
+	"# Last good goal state of a node slot, format 1, SHA-256 of the rest:", "# Last good goal state of a node slot, format 1, SHA-256 of the rest: …",
+	"# Made by record-applied when the slot became ready. Used as it is or not at all: do not edit it.",
+	"…slot … number … recorded …",
 	"# Made by peer-guard: slot … holds this host. To release it: systemctl stop node@….service",
 	"-----BEGIN CERTIFICATE-----",
 	"DeviceAllow=… rwm",

@@ -10,6 +10,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 	"berth/generator/kernlog"
 	"berth/generator/plan"
 )
@@ -71,13 +72,28 @@ func generate(root *file.Root, dir string) error {
 	return errors.Join(err, writeErr)
 }
 
-// units returns the units of the host, and what is wrong with the goal state, which may be both.
+// units returns the units of the host, and what is wrong with the goal state, which may be both. What follows from that for the slots
+// is said first: of many mistakes the kernel's log does not take all.
 func units(root *file.Root) ([]file.File, error) {
-	goal, broken := goalstate.Load(root)
+	state, broken := store.Load(root)
 	if errors.Is(broken, goalstate.ErrNone) {
 		broken = nil
 	}
+	var notice error
+	if n := state.Notice(); n != "" {
+		notice = errors.New(n)
+	}
+	goal := state.Goal
+	if state.Unseen {
+		// Which slot starts at boot is for the next look to say.
+		again := *goal
+		again.Boot, goal = "", &again
+	}
 	held, heldErr := plan.Held(root)
 	files, err := plan.Host(root, goal, held)
-	return files, errors.Join(broken, heldErr, err)
+	if state.Unseen {
+		files = append(files, plan.LookAgain())
+		file.Sort(files)
+	}
+	return files, errors.Join(notice, state.Refusals(), broken, heldErr, err)
 }

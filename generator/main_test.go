@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/generator/file"
+	"berth/generator/goalstate/store"
 )
 
 // programEnv makes the test binary be berth-generator.
@@ -153,6 +154,67 @@ func TestBroken(t *testing.T) {
 	}
 }
 
+// Where the goal state is broken, the slots that have been ready keep all their units, and the host its boot link, byte for byte.
+func TestLastGood(t *testing.T) {
+	h := newHost(t, map[string]string{"etc/berth/goal.toml": valid(3), kmsg: ""})
+	root, err := file.OpenRoot(h.root)
+	must(t, err)
+	defer root.Close()
+	if code, out := run(t, h.program()); code != 0 {
+		t.Fatal(code, out)
+	}
+	want := readTree(t, h.normal)
+	state, err := store.Load(root)
+	must(t, err)
+	for _, slot := range []string{"s0", "s1", "s2"} {
+		must(t, state.Record(root, slot, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)))
+	}
+	again := func() (string, map[string]string) {
+		t.Helper()
+		must(t, os.RemoveAll(h.normal))
+		must(t, os.Mkdir(h.normal, 0o755))
+		code, out := run(t, h.program())
+		if code != 3 {
+			t.Errorf("exit code %d: %s", code, out)
+		}
+		return out, readTree(t, h.normal)
+	}
+
+	must(t, os.WriteFile(filepath.Join(h.root, "etc/berth/goal.toml"), []byte("boot = \"s2\"\n[slot.s4]\n"+strings.Repeat("x", 100)), 0o644))
+	out, got := again()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-before it was broken +now:\n%s", diff)
+	}
+	const notice = "berth-generator: the goal state is broken, and these slots go on with their last good one: " +
+		"s0 (recorded 2026-03-01T12:00:00Z), s1 (recorded 2026-03-01T12:00:00Z), s2 (recorded 2026-03-01T12:00:00Z)\n"
+	if !strings.HasPrefix(out, notice+"berth-generator: /etc/berth/goal.toml:") {
+		t.Errorf("said:\n%s", out)
+	}
+
+	// One that cannot be used is told, and its slot is left to the static unit, also where it starts at boot.
+	must(t, os.WriteFile(filepath.Join(h.root, store.Dir, "s0"), []byte("x"), 0o600))
+	out, got = again()
+	if !strings.Contains(out, "the last good goal state of slot s0 is not used: /var/lib/berth/s0: ") {
+		t.Errorf("said:\n%s", out)
+	}
+	if got["node@s0.service"] != "" || got["node@s1.service"] != want["node@s1.service"] ||
+		got["multi-user.target.wants/node@s0.service"] != "-> /usr/lib/systemd/system/node@.service" {
+		t.Errorf("made:\n%v", got)
+	}
+
+	// Where there is none, it may be on a file system that is not mounted yet: the boot link waits for the second look.
+	must(t, os.RemoveAll(filepath.Join(h.root, store.Dir)))
+	_, got = again()
+	if diff := cmp.Diff(map[string]string{"multi-user.target.wants/berth-last-good.service": "-> /usr/lib/systemd/system/berth-last-good.service"}, got); diff != "" {
+		t.Errorf("first look:\n%s", diff)
+	}
+	must(t, os.MkdirAll(filepath.Join(h.root, "run/berth/looked"), 0o755))
+	_, got = again()
+	if diff := cmp.Diff(map[string]string{"multi-user.target.wants/node@s2.service": "-> /usr/lib/systemd/system/node@.service"}, got); diff != "" {
+		t.Errorf("second look:\n%s", diff)
+	}
+}
+
 func TestRootMissing(t *testing.T) {
 	h := newHost(t, nil)
 	must(t, os.Remove(h.root))
@@ -192,7 +254,7 @@ func TestHostileGoal(t *testing.T) {
 		}, `.d/a\n[Service]\nExecStart=x.toml: has a name with a control character or not in UTF-8: want another name`},
 	} {
 		t.Run(tt.why, func(t *testing.T) {
-			h := newHost(t, map[string]string{"etc/berth/other": "", kmsg: ""})
+			h := newHost(t, map[string]string{"etc/berth/other": "", kmsg: "", "run/berth/looked/x": ""})
 			if err := tt.make(filepath.Join(h.root, "etc/berth/goal.toml")); errors.Is(err, unix.EPERM) {
 				t.Skip("needs root: ", err)
 			} else if err != nil {

@@ -61,6 +61,7 @@ in
 
     # nixos-rebuild switch would restart units that have changed, and with them nodes: whoever wants that restarts node@SLOT.
     systemd.services = lib.genAttrs [
+      "berth-last-good"
       "node@"
       "node-chain@"
       "node-peer-guard@"
@@ -71,6 +72,7 @@ in
       "node-nvidia-wire@"
       "node-containerd@"
       "node-kubelet@"
+      "node-record-applied@"
       "systemd-nspawn@"
     ] (_: { restartIfChanged = false; });
   };

@@ -320,7 +320,7 @@ func TestErrors(t *testing.T) {
 		{"empty", nil, map[string]string{"1.toml": ""}, step.ExitRefused, "GOAL/1.toml: would be without effect"},
 		{"a drop-in without .toml would not be read", nil, map[string]string{"1.toml": two, "2.conf": `boot = "b"`}, step.ExitUsage, "want a name that ends with .toml"},
 		{"missing programs", map[string]string{"etc/berth/goal.toml": two, "usr/lib/berth/peer-guard": "no program"}, nil, step.ExitFailed,
-			"/usr/lib/berth/nvidia-wire, /usr/lib/berth/peer-guard (is no program), /usr/lib/berth/render-config"},
+			"/usr/lib/berth/nvidia-wire, /usr/lib/berth/peer-guard (is no program), /usr/lib/berth/record-applied"},
 	} {
 		t.Run(tt.why, func(t *testing.T) {
 			dir, goals := t.TempDir(), t.TempDir()

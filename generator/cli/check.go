@@ -13,6 +13,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 	"berth/generator/hostcheck"
 	"berth/helpers/step"
 )
@@ -110,7 +111,8 @@ type check struct {
 }
 
 func (c check) run(ctx context.Context, w io.Writer) error {
-	goal, secrets, goalErr := c.goal()
+	state, secrets, goalErr := c.goal()
+	goal := state.Goal
 	if goalErr != nil && !errors.As(goalErr, new(goalstate.Errors)) && !errors.Is(goalErr, goalstate.ErrNone) {
 		return goalErr
 	}
@@ -123,7 +125,11 @@ func (c check) run(ctx context.Context, w io.Writer) error {
 		skipped = hostcheck.Skipped(facts)
 	}
 	facts.Secrets = append(facts.Secrets, secrets...)
-	findings := hostcheck.CheckSecrets(facts)
+	facts.LastGood = state.LastGood
+	if facts.Unusable == nil {
+		facts.Unusable = state.Refused
+	}
+	findings := append(hostcheck.CheckSecrets(facts), hostcheck.CheckLastGood(facts)...)
 	if c.host {
 		findings = hostcheck.Check(goal, facts)
 	}
@@ -153,14 +159,14 @@ func (c check) write(w io.Writer, report hostcheck.Report) error {
 }
 
 // goal reads the goal state, and finds who can read what is secret in it.
-func (c check) goal() (*goalstate.GoalState, []hostcheck.Secret, error) {
+func (c check) goal() (store.State, []hostcheck.Secret, error) {
 	if len(c.files) == 0 {
-		goal, err := goalstate.Load(c.root)
-		return goal, hostcheck.Secrets(c.root, goalstate.Files(c.root)), err
+		state, err := store.Load(c.root)
+		return state, hostcheck.Secrets(c.root, state.Files), err
 	}
 	top, err := file.OpenRoot("/") // files of the command line are not those of --root
 	if err != nil {
-		return nil, nil, err
+		return store.State{}, nil, err
 	}
 	defer top.Close()
 	var sources []goalstate.Source
@@ -168,7 +174,7 @@ func (c check) goal() (*goalstate.GoalState, []hostcheck.Secret, error) {
 	for _, name := range c.files {
 		source, err := c.read(name)
 		if err != nil {
-			return nil, nil, err
+			return store.State{}, nil, err
 		}
 		sources = append(sources, source)
 		if full, err := filepath.Abs(name); err == nil && name != "-" {
@@ -176,7 +182,7 @@ func (c check) goal() (*goalstate.GoalState, []hostcheck.Secret, error) {
 		}
 	}
 	goal, err := goalstate.Parse(sources)
-	return goal, secrets, err
+	return store.State{Goal: goal}, secrets, err
 }
 
 // read reads a file of the command line.

@@ -162,7 +162,8 @@ func fineHost(t *testing.T) string {
 	}
 	for _, program := range []string{
 		"usr/lib/systemd/system-generators/berth-generator", "usr/lib/berth/machine-unit", "usr/lib/berth/nvidia-wire",
-		"usr/lib/berth/peer-guard", "usr/lib/berth/render-config", "usr/lib/berth/wait-dbus", "usr/lib/berth/wait-kubelet",
+		"usr/lib/berth/peer-guard", "usr/lib/berth/record-applied", "usr/lib/berth/render-config", "usr/lib/berth/wait-dbus",
+		"usr/lib/berth/wait-kubelet",
 		"usr/bin/systemd-nspawn", "usr/bin/dbus-daemon", "bin/true", "usr/bin/systemctl", "usr/sbin/needrestart",
 		"var/lib/machines/node-a/usr/lib/systemd/systemd", "var/lib/machines/node-a/usr/bin/dbus-daemon",
 		"var/lib/machines/node-a/usr/local/bin/containerd", "var/lib/machines/node-a/usr/local/bin/runc",

@@ -33,6 +33,9 @@ func slots(c *cli.Context) (*parts.Host, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	for line := range strings.Lines(host.Instead()) {
+		fmt.Fprintln(c.App.ErrWriter, "berth: "+visible(strings.TrimSuffix(line, "\n")))
+	}
 	names, err := host.Slots()
 	switch {
 	case err != nil:
@@ -41,6 +44,8 @@ func slots(c *cli.Context) (*parts.Host, []string, error) {
 		return nil, nil, step.NoGoal()
 	case slot == "":
 		return host, names, nil
+	case !slices.Contains(names, slot) && host.Broken != nil:
+		return nil, nil, host.Broken
 	case !slices.Contains(names, slot):
 		return nil, nil, step.NoSlot(host.Goal, slot)
 	}

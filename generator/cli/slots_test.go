@@ -10,11 +10,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"berth/generator/file"
+	"berth/generator/goalstate/store"
 	"berth/generator/plan"
 	"berth/helpers/render/parts"
 	"berth/helpers/step"
@@ -425,5 +427,46 @@ func TestVisible(t *testing.T) {
 		if got := visible(c.text); got != c.want {
 			t.Errorf("%q: got %q, want %q", c.text, got, c.want)
 		}
+	}
+}
+
+// TestLastGood is about a goal state that is broken where the slot has been ready with another one.
+func TestLastGood(t *testing.T) {
+	h := newFakeHost(t)
+	h.start()
+	units, _, _ := h.berth("show", "a")
+	state, err := store.Load(h.root)
+	must(t, err)
+	must(t, state.Record(h.root, "a", time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)))
+	h.change("[slot.a]", "[slot.b]\n[slot.a]\nx = 1")
+
+	const mistake = "/etc/berth/goal.toml:19:1: slot.a.x: is not a key of the goal state"
+	const notice = "berth: the goal state is broken, and these slots go on with their last good one: a (recorded 2026-03-01T12:00:00Z)\nberth: " + mistake
+	out, errs, code := h.berth("show", "a")
+	if diff := cmp.Diff(units, out); diff != "" || code != 0 || !strings.HasPrefix(errs, notice) {
+		t.Errorf("show a: exit code %d, %s\n%s", code, errs, diff)
+	}
+	if out, errs, code := h.berth("diff", "--exit-code"); out != "" || code != 0 || !strings.HasPrefix(errs, notice) {
+		t.Errorf("diff: exit code %d, %s\n%s", code, errs, out)
+	}
+	if _, errs, code := h.berth("show", "b"); code != 3 || !strings.Contains(errs, mistake) {
+		t.Errorf("show b, which has never been ready: exit code %d, %s", code, errs)
+	}
+	const goesOn = "warning last-good: slot a: goes on with its last good goal state, recorded 2026-03-01T12:00:00Z: correct the goal state\n"
+	if out, _, code := h.berth("check"); code != 3 || !strings.HasPrefix(out, mistake) || !strings.HasSuffix(out, goesOn) {
+		t.Errorf("check: exit code %d:\n%s", code, out)
+	}
+
+	h.write(store.Dir+"/a", "x")
+	const damaged = "the last good goal state of slot a is not used: /var/lib/berth/a: it does not begin as"
+	if out, errs, code := h.berth("show"); code != 3 || out != "" || !strings.Contains(errs, mistake) || !strings.Contains(errs, damaged) {
+		t.Errorf("show with a damaged store: exit code %d, %s\n%s", code, errs, out)
+	}
+	if out, _, code := h.berth("check"); code != 3 || !strings.Contains(out, "warning last-good: slot a: "+damaged) {
+		t.Errorf("check with a damaged store: exit code %d:\n%s", code, out)
+	}
+	h.change("\nx = 1", "")
+	if out, _, _ := h.berth("check", "--host"); !strings.Contains(out, "warning last-good: slot a: "+damaged) {
+		t.Errorf("check --host with a damaged store and a valid goal state:\n%s", out)
 	}
 }

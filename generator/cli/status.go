@@ -67,9 +67,12 @@ JSON
                    null: not known
      steps         name, unit, state, seconds (or null), status, log (of what
                    failed: unit, machine, lines; or null)
+     last_good     the goal state with which it became ready last, or null:
+                   recorded (RFC 3339, or null), used (as the host's is not
+                   valid), error (why it cannot be used)
      stale goal_state_newer
                    unit files that are not as the goal state says; whether it
-                   was written after the slot started
+                   was changed after the slot started
      left          processes in the machine's cgroup though the machine is
                    down
      next          what to type: command, why

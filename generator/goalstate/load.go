@@ -41,14 +41,15 @@ type Source struct {
 // It returns ErrNone where there is no goal state, and Errors with a Partial goal state where there are mistakes (which
 // include files that cannot be read). It never blocks, whatever kind of file it finds.
 func Load(root *file.Root) (*GoalState, error) {
-	files, errs := find(root, searchPath, nil)
-	return parse(files, errs)
+	goal, _, err := LoadFiles(root)
+	return goal, err
 }
 
-// Files returns the files that Load merges, in that order, as far as they can be read.
-func Files(root *file.Root) []Source {
-	files, _ := find(root, searchPath, nil)
-	return files
+// LoadFiles is Load, and also returns the files that were merged, in that order, as far as they could be read.
+func LoadFiles(root *file.Root) (*GoalState, []Source, error) {
+	files, errs := find(root, searchPath, nil)
+	goal, err := parse(files, errs)
+	return goal, files, err
 }
 
 // LoadImage reads the goal state of a host that boots from the image whose "/" is root. It is Load but for /run, which is empty

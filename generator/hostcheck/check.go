@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"berth/generator/goalstate"
 	"berth/helpers/nvidia"
@@ -28,9 +29,9 @@ const minSystemd = 252
 
 // ownUnits are the units that berth ships.
 var ownUnits = []string{
-	"node-chain@.service", "node-containerd@.service", "node-kubelet@.service", "node-nvidia-wire@.service", "node-peer-guard@.service",
-	"node-render-containerd@.service", "node-render-kubelet@.service", "node-render-nspawn@.service", "node-wait-dbus@.service",
-	"node@.service",
+	"berth-last-good.service", "node-chain@.service", "node-containerd@.service", "node-kubelet@.service", "node-nvidia-wire@.service",
+	"node-peer-guard@.service", "node-record-applied@.service", "node-render-containerd@.service", "node-render-kubelet@.service",
+	"node-render-nspawn@.service", "node-wait-dbus@.service", "node@.service",
 }
 
 // collector collects findings.
@@ -55,7 +56,7 @@ func (c *collector) require(ok bool, id, subject, problem, cure string) {
 
 // Check returns what follows from the facts about a host for the slots of goal, nil for none, sorted.
 func Check(goal *goalstate.GoalState, f Facts) []Finding {
-	c := collector(CheckSecrets(f))
+	c := collector(append(CheckSecrets(f), CheckLastGood(f)...))
 	c.systemd(f)
 	c.kernel(f)
 	c.installed(f)
@@ -77,6 +78,23 @@ func CheckSecrets(f Facts) []Finding {
 	var c collector
 	for _, s := range f.Secrets {
 		c.secret(s)
+	}
+	return sorted(c)
+}
+
+// CheckLastGood returns what follows from f.LastGood and f.Unusable alone.
+func CheckLastGood(f Facts) []Finding {
+	var c collector
+	for slot, r := range f.LastGood {
+		c.add(Warning, "last-good", "slot "+slot, "goes on with its last good goal state, recorded "+r.Time.Format(time.RFC3339),
+			"correct the goal state")
+	}
+	for slot, err := range f.Unusable {
+		subject, cure := "slot "+slot, "systemctl restart node@"+slot+" stores it anew, when the goal state is valid"
+		if slot == "" {
+			subject, cure = host, "run berth check as root"
+		}
+		c.add(Warning, "last-good", subject, err.Error(), cure)
 	}
 	return sorted(c)
 }

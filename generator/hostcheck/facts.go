@@ -3,6 +3,7 @@ package hostcheck
 import (
 	"io/fs"
 
+	"berth/generator/goalstate/store"
 	"berth/helpers/facts"
 	"berth/helpers/nvidia"
 )
@@ -56,6 +57,11 @@ type Facts struct {
 	NVIDIA *nvidia.Driver
 	// NVIDIAProblem says why the driver could not be looked for.
 	NVIDIAProblem string
+
+	// LastGood are the slots that go on with their last good goal state, as the host's own is broken; Unusable says by the slot's name
+	// why one that is stored would not be used. The empty name stands for the folder.
+	LastGood map[string]store.Record
+	Unusable map[string]error
 
 	// Secrets are the files that hold secrets.
 	Secrets []Secret

@@ -47,6 +47,7 @@ const (
 var Checks = []ID{
 	{Name: GoalMissing, Meaning: "there is no goal state"},
 	{Name: GoalInvalid, Meaning: "the goal state has a mistake"},
+	{Name: "last-good", Meaning: "a slot goes on with its last good goal state, as the host's has a mistake; or has one that cannot be used"},
 	{Name: "secret-readable", Meaning: "users other than root can read the bootstrap token's file, or a goal state with a secret in it"},
 	{Name: "systemd-version", Meaning: "systemd is older than 252"},
 	{Name: "nspawn", Meaning: "systemd-nspawn or its unit is not installed"},

@@ -21,6 +21,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 	"berth/generator/plan"
 	"berth/helpers/facts"
 	"berth/helpers/machine"
@@ -66,6 +67,7 @@ func Gather(ctx context.Context, h Host, goal *goalstate.GoalState, installed bo
 	f.problem(err)
 	f.Held, err = plan.Held(root)
 	f.problem(err)
+	_, f.Unusable = store.Stored(root)
 	if f.Running {
 		f.ask(ctx, h, goal, installed)
 		f.network(root, goal)

@@ -178,6 +178,14 @@ func (p *planner) boot(slot string, valid bool) {
 	})
 }
 
+// LookAgain is the link that has the generator look again for the last good goal states, when their folder is mounted.
+func LookAgain() file.File {
+	const again = "berth-last-good.service"
+	return file.File{
+		Path: path.Join(wants, again), Mode: fs.ModeSymlink | 0o777, Content: []byte(path.Join(unitDir, again)),
+	}
+}
+
 func instances(slot string, templates ...string) []string {
 	units := make([]string, len(templates))
 	for i, t := range templates {

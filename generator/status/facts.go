@@ -3,6 +3,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 	"berth/generator/plan"
 	"berth/helpers/facts"
 	"berth/helpers/machine"
@@ -28,9 +30,11 @@ type Bus interface {
 
 // Facts are what was seen of a host at one moment.
 type Facts struct {
-	// Goal is the goal state as goalstate.Load returns it, and GoalError what it says is wrong.
+	// Goal is the goal state that the slots go by, as store.Load returns it, and GoalError what it says is wrong with the host's own.
 	Goal      *goalstate.GoalState
 	GoalError error
+	// LastGood are the slots that Goal has from the store.
+	LastGood map[string]store.Record
 	// Unreadable says that a file of the goal state may not be read by this user. Whether it is right is then unknown.
 	Unreadable bool
 	// Written is when the goal state's files were written last.
@@ -59,6 +63,12 @@ type SlotFacts struct {
 	Inside *Inside
 	// Log holds the last log lines of what failed.
 	Log Log
+	// Changed says whether the slot has started with another goal state than the present one; nil: not known.
+	Changed *bool
+	// Stored is the slot's last good goal state, and Unusable why the one that is there would not be used; nil: there is none, or this
+	// user may not look.
+	Stored   *store.Record
+	Unusable error
 }
 
 // Inside is what the systemd of a machine says.
@@ -107,7 +117,9 @@ const online = "network-online.target"
 // those named.
 func (g *Gatherer) Gather(ctx context.Context, named ...string) (Facts, error) {
 	f := Facts{Kernel: strings.TrimSpace(g.text("proc/sys/kernel/osrelease"))}
-	f.Goal, f.GoalError = goalstate.Load(g.Root)
+	var state store.State
+	state, f.GoalError = store.Load(g.Root)
+	f.Goal, f.LastGood = state.Goal, state.LastGood
 	if f.Goal == nil {
 		f.Goal = &goalstate.GoalState{}
 	}
@@ -121,12 +133,16 @@ func (g *Gatherer) Gather(ctx context.Context, named ...string) (Facts, error) {
 	if err != nil {
 		return Facts{}, err
 	}
-	slots, err := g.slots(ctx, f.Goal, slices.Concat(named, held))
+	var own []string // of a broken one, which has slots that do not go on
+	if state.Own != nil {
+		own = state.Own.SlotNames()
+	}
+	slots, err := g.slots(ctx, f.Goal, slices.Concat(own, named, held))
 	if err != nil {
 		return Facts{}, err
 	}
 	var planned []file.File
-	if f.GoalError == nil {
+	if !f.Goal.Partial {
 		if planned, err = plan.Host(g.Root, f.Goal, held); err != nil {
 			return Facts{}, err
 		}
@@ -136,13 +152,25 @@ func (g *Gatherer) Gather(ctx context.Context, named ...string) (Facts, error) {
 		return Facts{}, err
 	}
 	f.Online = network[0].Active
+	stored, refused := store.Stored(g.Root)
 	for _, name := range slots {
 		s, err := g.slot(ctx, name, f.Goal.Slots[name])
 		if err != nil {
 			return Facts{}, err
 		}
 		s.Claim = slices.Contains(held, name)
-		if f.GoalError == nil && f.Goal.Slots[name] != nil {
+		if used, err := store.Used(g.Root, name); err == nil {
+			changed := used != state.Digest(name)
+			s.Changed = &changed
+		}
+		if r, ok := stored[name]; ok {
+			r.Time = r.Time.Local()
+			s.Stored = &r
+		}
+		if s.Unusable = cmp.Or(refused[name], refused[""]); errors.Is(s.Unusable, fs.ErrPermission) {
+			s.Unusable = nil
+		}
+		if !f.Goal.Partial && f.Goal.Slots[name] != nil {
 			if s.Stale, err = plan.Stale(g.Root, name, planned); err != nil {
 				return Facts{}, err
 			}

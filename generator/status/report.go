@@ -56,13 +56,22 @@ type Slot struct {
 	// Restarts counts the automatic ones since the last start by hand; null: unknown.
 	Restarts Restarts `json:"restarts"`
 	Steps    []Step   `json:"steps"`
-	// Stale are the unit files that are not as the goal state says; GoalNewer says that the goal state was written after the slot
+	// LastGood is the goal state with which the slot became ready last; null: there is none, or it is not known.
+	LastGood *LastGood `json:"last_good"`
+	// Stale are the unit files that are not as the goal state says; GoalNewer says that the goal state was changed after the slot
 	// started. Either way, what runs may not be what the goal state says.
 	Stale     []string `json:"stale"`
 	GoalNewer bool     `json:"goal_state_newer"`
 	// Left are the processes in the cgroup of the slot's machine, which is down.
 	Left []string  `json:"left"`
 	Next []Command `json:"next"`
+}
+
+// LastGood is the last good goal state of a slot.
+type LastGood struct {
+	Recorded *time.Time `json:"recorded"` // null: it cannot be used
+	Used     bool       `json:"used"`     // the host's is broken, and the slot goes by this one
+	Error    string     `json:"error"`    // why it cannot be used; empty: it can
 }
 
 // The states of a slot.
@@ -203,10 +212,22 @@ func judgeSlot(f Facts, s SlotFacts, now Moment) Slot {
 	}
 	if guard := s.Units[guardStep]; guard.Active == "active" && !guard.ActiveSince.IsZero() {
 		slot.GoalNewer = f.Written.After(guard.ActiveSince)
+		if s.Changed != nil {
+			slot.GoalNewer = *s.Changed
+		}
+	}
+	switch _, used := f.LastGood[s.Name]; {
+	case s.Stored != nil:
+		slot.LastGood = &LastGood{Recorded: &s.Stored.Time, Used: used}
+	case s.Unusable != nil:
+		slot.LastGood = &LastGood{Error: s.Unusable.Error()}
 	}
 	slot.Reason = reason(s, slot, blame)
 	return slot
 }
+
+// goesOn tells whether the slot goes by its last good goal state.
+func (s Slot) goesOn() bool { return s.LastGood != nil && s.LastGood.Used }
 
 // reason says why a slot is not ready.
 func reason(s SlotFacts, slot Slot, blame int) string {
@@ -413,7 +434,7 @@ func next(f Facts, facts SlotFacts, r Report, s Slot) []Command {
 	node := "node@" + s.Name
 	blame := culprit(facts)
 	unread := facts.Units[nodeStep].Load == "loaded" && path.Base(facts.Units[nodeStep].FragmentPath) == "node@.service"
-	startable := r.Goal.State == Valid && s.InGoalState
+	startable := s.InGoalState && (r.Goal.State == Valid || s.goesOn())
 	for _, st := range s.Steps {
 		switch u := facts.Units[slices.IndexFunc(facts.Units, func(u machine.Service) bool { return u.Name == st.Unit })]; {
 		case u.Load == "masked":

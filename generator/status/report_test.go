@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 	"berth/helpers/facts"
 	"berth/helpers/machine"
 	"berth/helpers/step"
@@ -170,6 +171,29 @@ var reports = []struct {
 				{File: "/etc/berth/goal.toml.d/50-site.toml", Problem: "is a FIFO", Cure: "want a regular file"},
 			}
 		})},
+	{"last-good", "a broken goal state where one slot goes on with its last good one, and that of another is damaged", step.ExitInvalid,
+		changeHost(host(goal("a", "a"), change(ready("a"), func(s *SlotFacts) {
+			s.Stored = &store.Record{Slot: "a", Time: noon.Wall.Add(-24 * time.Hour)}
+			changed := false
+			s.Changed = &changed
+		}), change(down("b"), func(s *SlotFacts) {
+			s.Unusable = errors.New("the last good goal state of slot b is not used: /var/lib/berth/b: it is damaged: its checksum is another one")
+		})), func(f *Facts) {
+			f.LastGood = map[string]store.Record{"a": *f.Slots[0].Stored}
+			f.GoalError = goalstate.Errors{{File: "/etc/berth/goal.toml", Line: 14, Column: 3, Problem: "is a mistake"}}
+		})},
+	{"last-good-down", "a slot that would start with its last good one", step.ExitInvalid,
+		changeHost(host(goal("a", "a"), change(down("a"), func(s *SlotFacts) {
+			s.Stored = &store.Record{Slot: "a", Time: noon.Wall.Add(-24 * time.Hour)}
+		})), func(f *Facts) {
+			f.LastGood = map[string]store.Record{"a": *f.Slots[0].Stored}
+			f.GoalError = goalstate.Errors{{File: "/etc/berth/goal.toml", Line: 14, Column: 3, Problem: "is a mistake"}}
+		})},
+	{"touched", "a goal state that was written after the start, with the same content", step.ExitDone,
+		changeHost(host(goal("a", "a"), change(ready("a"), func(s *SlotFacts) {
+			changed := false
+			s.Changed = &changed
+		})), func(f *Facts) { f.Written = noon.Wall })},
 	{"taken-out", "34: a slot that runs and is not in the goal state any more", step.ExitDone,
 		host(goal("", "b"), down("b"), ready("a"))},
 	{"unknown", "the start of a slot that does not exist", step.ExitNotReady,

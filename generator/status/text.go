@@ -85,6 +85,15 @@ func (t *text) goal(r Report) {
 	if what == "" {
 		return
 	}
+	var on []string
+	for _, s := range r.Slots {
+		if s.goesOn() {
+			on = append(on, s.Name)
+		}
+	}
+	if on != nil {
+		what = "not valid; with their last good one go on: " + strings.Join(on, ", ")
+	}
 	t.b.WriteString(t.symbol(Failed) + " " + t.paint(Strong, "goal state") + ": " + what + "\n")
 	for _, e := range r.Goal.Errors {
 		t.wrap("  ", "    ", t.clean(e))
@@ -115,6 +124,8 @@ func (t *text) slot(r Report, s Slot) {
 		t.row("  ", "restarts", counts)
 	}
 	switch {
+	case s.goesOn():
+		t.row("  ", "goal state", "its last good one, recorded "+s.LastGood.Recorded.Format("Mon 2006-01-02 15:04:05 MST"))
 	case r.Goal.State != Valid:
 	case !s.InGoalState && s.State == Down:
 		t.row("  ", "goal state", "the slot is not in it")
@@ -123,7 +134,10 @@ func (t *text) slot(r Report, s Slot) {
 	case len(s.Stale) > 0:
 		t.row("  ", "goal state", "changed: not as it says: "+stale(s.Stale))
 	case s.GoalNewer:
-		t.row("  ", "goal state", "written after the slot started")
+		t.row("  ", "goal state", "changed since the slot started")
+	}
+	if s.LastGood != nil && s.LastGood.Error != "" {
+		t.row("  ", "last good", s.LastGood.Error)
 	}
 	if s.Reason != "" && (s.State == Degraded || s.State == Down) {
 		t.row("  ", "reason", s.Reason)

@@ -368,6 +368,14 @@ func (m *Manager) Start(ctx context.Context, unit string) error {
 	return m.job(ctx, unit, m.StartUnitContext)
 }
 
+// Enqueue asks for the start of a unit and does not wait for it. It gives way to a job that the unit has already.
+func (m *Manager) Enqueue(ctx context.Context, unit string) error {
+	if _, err := m.StartUnitContext(ctx, unit, "fail", nil); err != nil {
+		return fmt.Errorf("%s: %w", unit, err)
+	}
+	return nil
+}
+
 // Stop stops a unit and returns when its job is done.
 func (m *Manager) Stop(ctx context.Context, unit string) error {
 	return m.job(ctx, unit, m.StopUnitContext)

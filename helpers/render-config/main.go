@@ -37,10 +37,11 @@ Files whose content is right already are left alone.`,
 }
 
 func run(ctx context.Context, s *step.Step) error {
-	goal, slot, err := s.Goal()
+	state, slot, err := s.Goal()
 	if err != nil {
 		return err
 	}
+	goal := state.Goal
 	name := s.Args["PART"]
 	switch name {
 	case parts.NSpawn:

@@ -20,6 +20,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 )
 
 // Exit codes of all of berth's programs.
@@ -153,20 +154,24 @@ func (s *Step) prepare(root, budget string) (err error) {
 	return err
 }
 
-// Goal reads the goal state and returns it with the step's slot.
-func (s *Step) Goal() (*goalstate.GoalState, *goalstate.Slot, error) {
-	goal, err := goalstate.Load(s.Root)
+// Goal reads the goal state, and returns it with the step's slot. Where it is broken, this is the slot's last good one.
+func (s *Step) Goal() (store.State, *goalstate.Slot, error) {
+	state, err := store.Load(s.Root)
+	if _, ok := state.LastGood[s.Slot]; ok {
+		return state, state.Goal.Slots[s.Slot], nil
+	}
 	if errors.Is(err, goalstate.ErrNone) {
-		return nil, nil, NoGoal()
+		return state, nil, NoGoal()
 	}
 	if err != nil {
-		return nil, nil, err
+		// The first one is the reason; what is said about the store is behind it.
+		return state, nil, errors.Join(err, cmp.Or(state.Refused[s.Slot], state.Refused[""]))
 	}
-	slot := goal.Slots[s.Slot]
+	slot := state.Goal.Slots[s.Slot]
 	if slot == nil {
-		return nil, nil, NoSlot(goal, s.Slot)
+		return state, nil, NoSlot(state.Goal, s.Slot)
 	}
-	return goal, slot, nil
+	return state, slot, nil
 }
 
 // NoGoal makes the error of a host without a goal state.

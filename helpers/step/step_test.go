@@ -109,8 +109,29 @@ func TestGoal(t *testing.T) {
 		t.Errorf("another slot: %v", err)
 	}
 	s.Slot = "a"
-	if _, slot, err := s.Goal(); err != nil || slot.Name != "a" {
+	state, slot, err := s.Goal()
+	if err != nil || slot.Name != "a" || len(state.LastGood) > 0 {
 		t.Errorf("slot a: %v, %v", slot, err)
+	}
+
+	// Where it is broken, a slot goes on with its last good one, and another one is told what is wrong.
+	if err := errors.Join(state.Record(root, "a", time.Now()), state.Record(root, "b", time.Now())); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"etc/berth/goal.toml": text + "x = 1\n", "var/lib/berth/b": "x"} {
+		if _, err := root.Write(file.File{Path: name, Mode: 0o600, Content: []byte(content)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if state, slot, err := s.Goal(); err != nil || slot.Kubelet.BootstrapTokenFile != "/t" || len(state.LastGood) != 1 {
+		t.Errorf("broken, slot a: %v, %v", slot, err)
+	}
+	s.Slot = "b"
+	_, _, err = s.Goal()
+	mistake, damage, _ := strings.Cut(fmt.Sprint(err), "\n")
+	if Code(err) != ExitInvalid || !strings.HasPrefix(mistake, "/etc/berth/goal.toml:8:1: slot.a.x: is not a key") ||
+		!strings.HasPrefix(damage, "the last good goal state of slot b is not used: /var/lib/berth/b: ") {
+		t.Errorf("broken, slot b: %v", err)
 	}
 }
 

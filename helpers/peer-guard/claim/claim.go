@@ -23,7 +23,7 @@ import (
 
 // Take claims the host for the step's slot, or refuses.
 func Take(ctx context.Context, s *step.Step) error {
-	_, slot, err := s.Goal()
+	state, slot, err := s.Goal()
 	if err != nil {
 		return err
 	}
@@ -50,10 +50,11 @@ func Take(ctx context.Context, s *step.Step) error {
 	}
 	_, err = s.Root.Write(file.File{Path: claimFile(s.Slot), Mode: 0o644, Content: []byte(
 		"# Made by peer-guard: slot " + s.Slot + " holds this host. To release it: systemctl stop node@" + s.Slot + ".service\n")})
-	if err == nil {
-		s.Status("slot %s holds the host", s.Slot)
+	if err != nil {
+		return err
 	}
-	return err
+	s.Status("slot %s holds the host", s.Slot)
+	return state.Use(s.Root, s.Slot)
 }
 
 // Release gives the slot's claim back. It fails, and the claim stays, while the slot's machine is still alive. A slot that

@@ -14,6 +14,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 	"berth/generator/plan"
 	"berth/helpers/facts"
 	"berth/helpers/nvidia"
@@ -60,19 +61,36 @@ type Host struct {
 	Root *file.Root
 	Goal *goalstate.GoalState // no slots: there is none
 	Held []string             // the slots that hold a claim, sorted
+	// Broken says what is wrong with the host's own goal state. Goal then has the last good one of some slots.
+	Broken error
+
+	state store.State
 }
 
-// Look reads the goal state and the claims of a host. The errors are those of goalstate.Load, but for ErrNone, and of plan.Held.
-func Look(root *file.Root) (*Host, error) {
-	goal, err := goalstate.Load(root)
-	if err != nil && !errors.Is(err, goalstate.ErrNone) {
-		return nil, err
+// Instead says of a broken goal state what slots go on with, and what is wrong; else it is empty.
+func (h *Host) Instead() string {
+	if h.Broken == nil {
+		return ""
 	}
+	return errors.Join(errors.New(h.state.Notice()), h.state.Refusals(), h.Broken).Error()
+}
+
+// Look reads the goal state and the claims of a host. The errors are those of store.Load where no slot goes on with its last good
+// goal state, but for ErrNone, and of plan.Held.
+func Look(root *file.Root) (*Host, error) {
+	state, broken := store.Load(root)
+	if errors.Is(broken, goalstate.ErrNone) {
+		broken = nil
+	}
+	if broken != nil && len(state.LastGood) == 0 {
+		return nil, errors.Join(broken, state.Refusals())
+	}
+	goal := state.Goal
 	if goal == nil {
 		goal = &goalstate.GoalState{}
 	}
 	held, err := plan.Held(root)
-	return &Host{root, goal, held}, err
+	return &Host{Root: root, Goal: goal, Held: held, Broken: broken, state: state}, err
 }
 
 // Running tells whether a slot holds a claim: it runs, or is about to, or did not stop whole.

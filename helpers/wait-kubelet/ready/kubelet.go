@@ -24,9 +24,14 @@ var health = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 10248)
 // Up waits until the slot's node is ready: its chain is up, and its kubelet is active, healthy and has not restarted for
 // the settle time.
 func Up(ctx context.Context, s *step.Step) error {
-	_, slot, err := s.Goal()
+	state, slot, err := s.Goal()
 	if err != nil {
 		return err
+	}
+	last, lastGood := state.LastGood[s.Slot]
+	if lastGood {
+		s.Warn("the goal state is broken, and the slot goes on with its last good one, recorded %s: see berth check",
+			last.Time.Format(time.RFC3339))
 	}
 	host, err := machine.Host(ctx, s.Root)
 	if err != nil {
@@ -52,6 +57,11 @@ func Up(ctx context.Context, s *step.Step) error {
 	}
 	if err == nil {
 		s.Status("the node in slot %s is ready", s.Slot)
+		if lastGood {
+			s.Status("the node in slot %s is ready, with its last good goal state", s.Slot)
+		} else if err := host.Enqueue(ctx, "node-record-applied@"+s.Slot+".service"); err != nil {
+			s.Warn("the goal state is not recorded as the slot's last good one: %v", err)
+		}
 		s.Notice("the node in slot %s is ready", s.Slot)
 		if slot.Kubelet.Exec == nil && !hasCertificate(s.Root, slot) {
 			// It is healthy all the same, and tries for ever. Whether the cluster takes it is for Kubernetes to tell, but nobody looks

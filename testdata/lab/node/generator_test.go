@@ -55,6 +55,7 @@ var generatorCases = []testCase{
 	}},
 	{"29 broken goal state: restart takes the node down in order and says why it stays down", func(t *testing.T, h *host) {
 		h.start(t, "a")
+		h.forget(t, "a")
 		h.goal(t, broken)
 		out := h.fails(t, "systemctl restart node@a")
 		want(t, out, "node@a.service")
@@ -270,6 +271,7 @@ func staysDown(goal, reason string) func(t *testing.T, h *host) {
 			"machinectl reboot node-a",
 		} {
 			h.start(t, "a")
+			h.forget(t, "a")
 			h.goal(t, goal)
 			cursor := h.cursor(t)
 			h.Must(t, crash)
@@ -322,6 +324,7 @@ func anyMoment(reload string) func(t *testing.T, h *host) {
 		if out != "" {
 			t.Errorf("it did not go undisturbed:\n%s", out)
 		}
+		h.Must(t, "rm -rf /var/lib/berth")
 		h.goal(t, broken)
 		h.fails(t, "systemctl start node@a")
 		during("", isDown)

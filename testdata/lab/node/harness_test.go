@@ -69,6 +69,7 @@ func cases() []testCase {
 		bakeCases,
 		statusCases,
 		valueCases,
+		lastGoodCases,
 	} {
 		all = append(all, group...)
 	}
@@ -177,7 +178,7 @@ func (h *host) knob(t *testing.T, machine, name, value string) {
 func (h *host) rest(t *testing.T) {
 	t.Helper()
 	h.Must(t, `
-		rm -rf /run/systemd/system/*.d /run/systemd/system/*.service /etc/systemd/system/node*.d /etc/berth/goal.toml.d
+		rm -rf /run/systemd/system/*.d /run/systemd/system/*.service /etc/systemd/system/node*.d /etc/berth/goal.toml.d /var/lib/berth
 		rm -rf /var/lib/machines/node-*/etc/stubkubelet
 		systemctl stop --no-block node@a node@b`)
 	h.write(t, "/etc/berth/goal.toml", Goal+budgets)

@@ -68,7 +68,7 @@ var packageCases = []testCase{
 		if out, exit := h.try(t, "systemctl cat node@a node-peer-guard@a"); exit == 0 {
 			t.Errorf("systemd still knows:\n%s", out)
 		}
-		h.Must(t, "test -e /etc/needrestart/conf.d/50-berth.conf; "+apt+"purge berth; test ! -e /etc/needrestart/conf.d/50-berth.conf")
+		h.Must(t, "test -e /etc/needrestart/conf.d/50-berth.conf; "+apt+"purge berth; test ! -e /etc/needrestart/conf.d/50-berth.conf; test ! -e /var/lib/berth")
 		h.Must(t, "test -e /etc/berth/goal.toml; test ! -e /usr/lib/berth")
 	}},
 }
