@@ -70,12 +70,9 @@ func identity(rule, s string) string {
 	return ""
 }
 
-// hasControl says whether s holds a control character.
-func hasControl(s string) bool { return strings.ContainsFunc(s, isControl) }
-
-// isControl says whether r is a control character, or ends a line in YAML 1.1 (U+0085, itself one, U+2028, U+2029). No unit file has a
-// way to write the first kind, and not every writer of YAML quotes the second.
-func isControl(r rune) bool { return unicode.IsControl(r) || r == 0x2028 || r == 0x2029 }
+// hasControl says whether s holds a control character. No unit file has a way to write those of ASCII; of the others, not every writer of
+// YAML quotes U+0085, which ends a line there.
+func hasControl(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
 
 // ValidSlotName says whether s may be the name of a slot: 1 to 16 of a-z and 0-9.
 func ValidSlotName(s string) bool {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/BurntSushi/toml"
@@ -312,7 +313,7 @@ func holdsSecret(text string) bool {
 func build(src *source, values map[string]any, places *place) (root *node, errs Errors) {
 	control := func(offset int, key, s, what string) {
 		for _, r := range s {
-			if isControl(r) {
+			if unicode.IsControl(r) {
 				errs = append(errs, src.error(offset, key, fmt.Sprintf("%s holds the control character U+%04X", what, r),
 					"want text without line breaks, tabs and other control characters"))
 				return

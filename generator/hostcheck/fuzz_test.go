@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 // FuzzHost reads what files of a host may hold: sysctl.d(5), proc_pid_net(5), modules.dep(5).
@@ -25,7 +26,9 @@ func FuzzHost(f *testing.F) {
 		if s, ok := resolve(settings, key); ok && s.Excluded {
 			t.Errorf("%+v decides, but sets nothing", s)
 		}
-		sysctlName(key)
+		if again := sysctlName(sysctlName(key)); utf8.ValidString(key) && again != key {
+			t.Errorf("%q became %q", key, again)
+		}
 		if a, _, ok := parseSocket(socket); ok && !a.IsValid() {
 			t.Errorf("%q: no address", socket)
 		}

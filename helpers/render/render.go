@@ -99,10 +99,10 @@ func (r *renderer) binary(key, name string, b facts.Binary, m facts.Machine) {
 }
 
 // command returns the ExecStart= of a program that the goal state names with key. Systemd takes no such name with a quote or
-// backslash in it, however it is escaped (config_parse_exec(), string_is_safe()).
+// backslash in it, however it is escaped, nor, seen in 262 but not in 257, one with a glob (config_parse_exec(), string_is_safe()).
 func (r *renderer) command(key, program string, args ...string) string {
-	if strings.ContainsAny(program, "\"'\\") {
-		r.errorf("%s: %s: systemd runs no program with a quote or a backslash in its path: rename it", key, program)
+	if strings.ContainsAny(program, "\"'\\*?[") {
+		r.errorf("%s: %s: systemd runs no program with a quote, a backslash or one of *?[ in its path: rename it", key, program)
 	}
 	return unit.Command(program, args...)
 }

@@ -156,7 +156,7 @@ func TestNodeName(t *testing.T) {
 
 func TestUnrunnable(t *testing.T) {
 	slot := &goalstate.Slot{Containerd: goalstate.Containerd{Binary: `/opt/"containerd"`, ConfigVersion: 3}}
-	want := `containerd.binary: /opt/"containerd": systemd runs no program with a quote or a backslash in its path: rename it`
+	want := `containerd.binary: /opt/"containerd": systemd runs no program with a quote, a backslash or one of *?[ in its path: rename it`
 	if _, err := Containerd(slot, nil, facts.Host{}, facts.Machine{}); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

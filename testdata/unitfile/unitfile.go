@@ -183,8 +183,8 @@ func Exec(value string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// string_is_safe() of the program's path.
-	if strings.ContainsFunc(argv[0], func(r rune) bool { return r < ' ' || r == 0x7f || strings.ContainsRune("\"'\\", r) }) {
+	// string_is_safe() of the program's path; 262 takes no globs, either.
+	if strings.ContainsFunc(argv[0], func(r rune) bool { return r < ' ' || r == 0x7f || strings.ContainsRune("\"'\\*?[", r) }) {
 		return nil, fmt.Errorf("systemd runs no program %q", argv[0])
 	}
 	for i, word := range argv[1:] {

@@ -22,7 +22,7 @@ var valueCases = []testCase{
 // same language in tests (testdata/unitfile) is so known to be right.
 func systemdReads(t *testing.T, h *host) {
 	const units = 100
-	alphabet := []rune("aZ0%n$H{}\"'\\;:#=[]-@+!|,x \t\n\u007f\u0085é\u2028\ufeff\ufffd~")
+	alphabet := []rune("aZ0%n$H{}\"'\\;:#=[]-@+!|,x \t\n\u007f\u0085é\u2028\ufeff\ufffd~*?")
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -43,7 +43,7 @@ func systemdReads(t *testing.T, h *host) {
 	var errs []error
 	for i := range wanted {
 		v := values{Program: "/" + text(), Args: []string{text(), text(), "x" + text()}, Environment: []string{"A=" + text(), "B=" + text()}}
-		for strings.ContainsAny(v.Program, "\"'\\") || strings.ContainsFunc(v.Program, func(r rune) bool { return r < ' ' || r == 0x7f }) || filepath.Clean(v.Program) != v.Program || v.Program == "/" {
+		for strings.ContainsAny(v.Program, "\"'\\*?[") || strings.ContainsFunc(v.Program, func(r rune) bool { return r < ' ' || r == 0x7f }) || filepath.Clean(v.Program) != v.Program || v.Program == "/" {
 			v.Program = "/" + text() // systemd runs no other
 		}
 		source, err := "", error(nil)
