@@ -44,7 +44,7 @@ var lastGoodCases = []testCase{
 		h.goal(t, strings.Replace(Goal, "[kubelet]\n", "[kubelet]\nlabels = { \"example.com/mended\" = \"yes\" }\n", 1)+budgets)
 		cursor := h.cursor(t)
 		h.start(t, "a")
-		if out, _ := h.try(t, "journalctl --no-pager --quiet -u node@a --priority=warning --after-cursor='"+cursor+"' | grep 'last good'"); out != "" {
+		if out, _ := h.try(t, "journalctl --no-pager --quiet -u node@a --after-cursor='"+cursor+"' | grep 'last good'"); out != "" {
 			t.Errorf("with a valid goal state:\n%s", out)
 		}
 		want(t, h.Must(t, "cat /var/lib/machines/node-a/etc/systemd/system/kubelet.service /var/lib/machines/node-a/var/lib/kubelet/config.yaml"), "mended")
@@ -113,7 +113,7 @@ var lastGoodCases = []testCase{
 			if now := h.generated(t); now != units {
 				t.Errorf("units were:\n%s\nand now are:\n%s", units, now)
 			}
-			want(t, h.Must(t, "journalctl --no-pager --boot -u node@a --priority=warning"), lastGoodWarning)
+			want(t, h.Must(t, "journalctl --sync; journalctl --no-pager --boot -u node@a --priority=warning"), lastGoodWarning)
 		}
 		reboot()
 		h.Must(t, "! systemctl show --property=ActiveEnterTimestampMonotonic berth-last-good.service | grep '=[1-9]'")
@@ -123,7 +123,7 @@ var lastGoodCases = []testCase{
 			"[Unit]\nBefore=local-fs.target\n[Mount]\nWhat=/srv/berth\nWhere=/var/lib/berth\nType=none\nOptions=bind\n[Install]\nWantedBy=local-fs.target\n")
 		h.Must(t, "mv /var/lib/berth /srv; mkdir -m 700 /var/lib/berth; systemctl enable var-lib-berth.mount")
 		reboot()
-		want(t, h.Must(t, "journalctl --no-pager --boot -u berth-last-good.service"), "Finished")
+		want(t, h.Must(t, "journalctl --sync; journalctl --no-pager --boot -u berth-last-good.service"), "Finished")
 	}},
 }
 
@@ -164,6 +164,7 @@ func (h *host) lastGood(t *testing.T, slot string, command func()) {
 	cursor, before := h.cursor(t), h.runs(t, slot)
 	command()
 	h.awaitAnew(t, slot, before)
-	want(t, h.Must(t, "journalctl --no-pager -u node@"+slot+" --priority=warning --after-cursor='"+cursor+"'"), lastGoodWarning)
+	// Without --priority=: behind a cursor that does not match, journalctl 252 leaves out the first entry that does.
+	want(t, h.Must(t, "journalctl --sync; journalctl --no-pager -u node@"+slot+" --after-cursor='"+cursor+"'"), lastGoodWarning)
 	want(t, property(t, h, "node@"+slot, "StatusText"), "is ready, with its last good goal state")
 }
