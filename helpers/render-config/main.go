@@ -106,7 +106,17 @@ func makeNodes(ctx context.Context, s *step.Step, mode goalstate.Mode) error {
 		return nil
 	}
 	s.Status("making the device nodes of the NVIDIA GPUs")
-	done, err := nvidia.MakeNodes(ctx, s.Root)
+	done, err := nvidia.MakeNodes(ctx, s.Root, func(ctx context.Context, args []string) (string, error) {
+		// By systemd: they load modules and make nodes, which this process has no right to.
+		systemd, err := machine.Host(ctx, s.Root)
+		if err != nil {
+			return "", err
+		}
+		defer systemd.Close()
+		return systemd.Run(ctx, machine.Program{
+			Unit: "berth-nvidia-nodes-" + s.Slot + ".service", Description: "Device nodes of the NVIDIA GPUs", Args: args,
+		})
+	})
 	for _, line := range done {
 		s.Info("%s", line)
 	}
