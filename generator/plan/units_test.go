@@ -305,10 +305,10 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// shape is a file's sections and keys, in their order.
+// shape is a file's sections and keys, in their order. A credential is the same whether it is encrypted or not.
 func shape(opts options) (s []string) {
 	for _, opt := range opts {
-		s = append(s, opt.Section+"."+opt.Name)
+		s = append(s, opt.Section+"."+strings.TrimSuffix(opt.Name, "Encrypted"))
 	}
 	return s
 }
@@ -327,6 +327,7 @@ func FuzzUnits(f *testing.F) {
 	for _, credential := range []string{`a`, `a\`, `"`, `'a"`, `%n%%`, `$x`, `a;b#c`, `[Service]`, `ExecStart=x`, `@SLOT@`} {
 		f.Add("/etc/berth/goal.toml", strings.Replace(full, `"token"`, "'''"+credential+"'''", 1))
 	}
+	f.Add("/x", strings.Replace(full, "token_credential", "token_encrypted_credential", 1))
 	for _, source := range []string{`/a\`, `/%i $x "q" 'q`, "/a\n[Service]\nExecStart=x", "/ ", "/\xff", "/@SLOT@", "/a\r", "/[Unit]"} {
 		f.Add(source, full)
 	}
@@ -359,10 +360,10 @@ func FuzzUnits(f *testing.F) {
 			}
 		}
 		for name, slot := range g.Slots {
-			c := slot.Kubelet.BootstrapTokenCredential
+			c, _ := slot.Kubelet.Credential()
 			if i := slices.IndexFunc(files, func(f file.File) bool { return f.Path == "node-render-kubelet@"+name+".service.d/"+dropIn }); c != "" && i >= 0 {
 				// As systemd reads it: a backslash escapes, a percent sign is doubled.
-				got := parse(t, files[i].Path, files[i].Content).one(t, "LoadCredential")
+				got := parse(t, files[i].Path, files[i].Content).one(t, map[bool]string{true: "LoadCredentialEncrypted", false: "LoadCredential"}[slot.Kubelet.BootstrapTokenEncryptedCredential != ""])
 				if got = strings.NewReplacer(`\\`, `\`, "%%", "%").Replace(got); got != c {
 					t.Errorf("credential %q arrives as %q", c, got)
 				}
