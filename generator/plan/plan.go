@@ -144,7 +144,7 @@ func (p *planner) budgets(s *goalstate.Slot) error {
 		}
 		credential, err := unit.Credential(name)
 		if err != nil {
-			return fmt.Errorf("%s=: %w", setting, err)
+			return fmt.Errorf("LoadCredential=: %w", err)
 		}
 		p.add("node-render-kubelet@"+s.Name+".service.d/"+dropIn, "credential.conf",
 			map[string]string{"KEY": key, "SETTING": setting, "CREDENTIAL": credential})

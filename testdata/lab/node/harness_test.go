@@ -68,6 +68,7 @@ func cases() []testCase {
 		packageCases,
 		bakeCases,
 		statusCases,
+		sandboxCases,
 	} {
 		all = append(all, group...)
 	}
