@@ -26,7 +26,7 @@ printed at once, one a line, as
     file:line:column: key: what is wrong: what would be right
 
 A file that holds a secret itself and that other users can read is an error,
-too.
+too, and so is such a file of a bootstrap token.
 
 With --host the host is checked as well: systemd, control groups, kernel
 modules and variables, berth's own files and units, ports, each slot's root
@@ -156,7 +156,13 @@ func (c check) write(w io.Writer, report hostcheck.Report) error {
 func (c check) goal() (*goalstate.GoalState, []hostcheck.Secret, error) {
 	if len(c.files) == 0 {
 		goal, err := goalstate.Load(c.root)
-		return goal, hostcheck.Secrets(c.root, goalstate.Files(c.root)), err
+		secrets := hostcheck.Secrets(c.root, goalstate.Files(c.root))
+		if goal != nil {
+			for _, slot := range goal.Slots {
+				secrets = append(secrets, hostcheck.TokenFile(c.root, slot.Kubelet)...)
+			}
+		}
+		return goal, secrets, err
 	}
 	top, err := file.OpenRoot("/") // files of the command line are not those of --root
 	if err != nil {

@@ -409,9 +409,7 @@ func (f *Facts) slot(root *file.Root, slot *goalstate.Slot) Slot {
 		} else if err != nil {
 			have.TokenProblem = "kubelet.bootstrap_token_file: " + k.BootstrapTokenFile + " " + reason(err)
 		}
-		if s, ok := secretFile(root, k.BootstrapTokenFile, "the bootstrap token"); ok {
-			f.Secrets = append(f.Secrets, s)
-		}
+		f.Secrets = append(f.Secrets, TokenFile(root, k)...)
 	case credential != "":
 		have.Token = anyToken               // systemd hands it to the step alone
 		have.CredentialNotFound = f.Running // an image gets it when it boots
@@ -454,6 +452,17 @@ func Secrets(root *file.Root, files []goalstate.Source) []Secret {
 		}
 	}
 	return all
+}
+
+// TokenFile returns the file of a slot's bootstrap token, with who can read it; none, where the goal state names none, or it is not there.
+func TokenFile(root *file.Root, k goalstate.Kubelet) []Secret {
+	if k.BootstrapTokenFile == "" {
+		return nil
+	}
+	if s, ok := secretFile(root, k.BootstrapTokenFile, "the bootstrap token"); ok {
+		return []Secret{s}
+	}
+	return nil
 }
 
 // secretFile describes who can read a file; false: there is no such regular file.

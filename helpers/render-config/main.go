@@ -15,6 +15,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/hostcheck"
 	"berth/generator/plan"
 	"berth/helpers/machine"
 	"berth/helpers/nvidia"
@@ -47,7 +48,9 @@ func run(ctx context.Context, s *step.Step) error {
 		if err := makeNodes(ctx, s, slot.NVIDIA.Mode); err != nil {
 			return err
 		}
-	case parts.Containerd, parts.Kubelet:
+	case parts.Containerd:
+	case parts.Kubelet:
+		warnOfSecrets(s, slot)
 	default:
 		return &step.Failure{Code: step.ExitUsage, Err: fmt.Errorf("part %q: want nspawn, containerd or kubelet", name)}
 	}
@@ -60,6 +63,17 @@ func run(ctx context.Context, s *step.Step) error {
 		return err
 	}
 	return reload(ctx, s, goal, changed)
+}
+
+// warnOfSecrets tells of secrets that users other than root can read. The slot starts all the same: they have been able to read them
+// before, and a node that stays down helps nobody.
+func warnOfSecrets(s *step.Step, slot *goalstate.Slot) {
+	secrets := append(hostcheck.Secrets(s.Root, goalstate.Files(s.Root)), hostcheck.TokenFile(s.Root, slot.Kubelet)...)
+	for _, f := range hostcheck.CheckSecrets(hostcheck.Facts{Secrets: secrets}) {
+		if f.Severity == hostcheck.Error {
+			s.Warn("%s: %s: %s", f.Subject, f.Problem, f.Cure)
+		}
+	}
 }
 
 // reload makes sure that systemd knows the slot's units as they are now. changed are the files that were written.

@@ -69,6 +69,7 @@ func cases() []testCase {
 		bakeCases,
 		statusCases,
 		sandboxCases,
+		secretCases,
 	} {
 		all = append(all, group...)
 	}
