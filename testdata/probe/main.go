@@ -82,12 +82,12 @@ var tries = []struct {
 		}
 		return err
 	}},
-	{"use Unix sockets", func() error { return socket(unix.AF_UNIX, unix.SOCK_STREAM) }},
-	{"use the Internet", func() error { return socket(unix.AF_INET, unix.SOCK_STREAM) }},
-	{"use the Internet by IPv6", func() error { return socket(unix.AF_INET6, unix.SOCK_STREAM) }},
-	{"make packets itself", func() error { return socket(unix.AF_INET, unix.SOCK_RAW) }},
-	{"see all packets", func() error { return socket(unix.AF_PACKET, unix.SOCK_RAW) }},
-	{"set up networks", func() error { return socket(unix.AF_NETLINK, unix.SOCK_RAW) }},
+	{"use Unix sockets", func() error { return socket(unix.AF_UNIX, unix.SOCK_STREAM, 0) }},
+	{"use the Internet", func() error { return socket(unix.AF_INET, unix.SOCK_STREAM, 0) }},
+	{"use the Internet by IPv6", func() error { return socket(unix.AF_INET6, unix.SOCK_STREAM, 0) }},
+	{"make packets itself", func() error { return socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP) }},
+	{"see all packets", func() error { return socket(unix.AF_PACKET, unix.SOCK_RAW, 0) }},
+	{"set up networks", func() error { return socket(unix.AF_NETLINK, unix.SOCK_RAW, 0) }},
 	{"speak to the host's own address", func() error { return send([4]byte{127, 0, 0, 1}) }},
 	{"speak to another address", func() error { return send([4]byte{192, 0, 2, 1}) }},
 	{"speak to systemd", func() error {
@@ -134,8 +134,8 @@ func open(name string, flags int) error {
 	return err
 }
 
-func socket(domain, kind int) error {
-	fd, err := unix.Socket(domain, kind, 0)
+func socket(domain, kind, protocol int) error {
+	fd, err := unix.Socket(domain, kind, protocol)
 	if err == nil {
 		err = unix.Close(fd)
 	}

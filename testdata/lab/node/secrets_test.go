@@ -32,6 +32,7 @@ mirrors = [{ url = "http://127.0.0.1:5000", header = { Authorization = ["Basic `
 			bootstrap = machine + "/var/lib/kubelet/bootstrap-kubeconfig"
 			goal      = "/etc/berth/goal.toml"
 		)
+		defer h.Must(t, "chmod 0644 "+goal+"; rm /run/lab-token")
 		always := []string{goal, "/run/lab-token", machine + "/etc/containerd/certs.d/example.com/hosts.toml", machine + "/var/lib/kubelet/config.yaml"}
 		for _, c := range []struct {
 			key     string   // in place of Goal's bootstrap_token_file
@@ -53,13 +54,14 @@ mirrors = [{ url = "http://127.0.0.1:5000", header = { Authorization = ["Basic `
 				defer h.Must(t, "systemctl stop node@a; rm -rf /etc/berth/secret /etc/credstore /etc/credstore.encrypted")
 				stop := watchProcesses(t)
 				h.Must(t, "systemctl daemon-reload")
+				defer h.explain(t)
 				h.start(t, "a")
 				h.Must(t, "systemctl restart node-kubelet@a; systemctl reload node@a || true")
 				said := h.Must(t, `systemctl show 'node*@a.service' systemd-nspawn@node-a; systemctl cat 'node*@a.service' systemd-nspawn@node-a
 					for command in 'show a' 'show --json a' 'show --list a' 'diff a' 'diff --json a' 'status a' 'status --json a' 'check' 'check --host' 'check --host --json'; do
 						berth $command 2>&1 || true
 					done
-					mkdir -p /run/out/{n,e,l}; /usr/lib/systemd/system-generators/berth-generator /run/out/n /run/out/e /run/out/l 2>&1; cat $(find /run/out -type f)
+					mkdir -p /run/out/n /run/out/e /run/out/l; /usr/lib/systemd/system-generators/berth-generator /run/out/n /run/out/e /run/out/l 2>&1; cat $(find /run/out -type f)
 					journalctl --no-pager --output=export --since=@`+since+`; journalctl --machine=node-a --no-pager --output=export --since=@`+since)
 				stop()
 				for line := range strings.Lines(said) {
@@ -92,6 +94,7 @@ mirrors = [{ url = "http://127.0.0.1:5000", header = { Authorization = ["Basic `
 	}},
 	{"45 a goal state with a secret that every user can read", func(t *testing.T, h *host) {
 		h.goal(t, strings.Replace(Goal, `bootstrap_token_file = "/etc/berth/bootstrap-token"`, `bootstrap_token = "abcdef.`+marker+`"`, 1)+budgets)
+		h.Must(t, "chmod 0644 /etc/berth/goal.toml")
 		const finding = "/etc/berth/goal.toml: holds kubelet.bootstrap_token (line 7), and every user can read it (mode 0644): chmod 0600 /etc/berth/goal.toml"
 		want(t, h.fails(t, "berth check"), finding)
 		h.start(t, "a") // it warns, and does not keep the node down
