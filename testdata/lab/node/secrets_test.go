@@ -14,6 +14,9 @@ import (
 // marker is the part of a bootstrap token that is secret, and any other secret in these cases.
 const marker = "0marker0secret0x"
 
+// pattern finds marker, and is not found by it in the search's own command line.
+var pattern = strings.TrimSuffix(marker, "x") + "[x]"
+
 // secretCases follow a secret through a start.
 var secretCases = []testCase{
 	{"45 secrets are where they belong, and nowhere else", func(t *testing.T, h *host) {
@@ -71,10 +74,11 @@ mirrors = [{ url = "http://127.0.0.1:5000", header = { Authorization = ["Basic `
 				}
 				want(t, said, "node-render-kubelet@a.service", `"findings"`, "ExecStart=")
 
-				// Every file that was written since, in the host, its machines, and what is mounted for a while.
+				// Every file that was written since, in the host, its machines, and what is mounted for a while; and where it may be from before.
 				found := strings.Fields(h.Must(t, `rm -rf /run/out
-					find / \( -path /proc -o -path /sys \) -prune -o -type f \( -cnewer /run/since -o -path /run/lab-token -o -path `+goal+` -o -path '/etc/credstore/*' -o -path '/etc/berth/*' \) -print0 |
-					xargs -0 grep --files-with-matches --fixed-strings --text -e `+marker+` | xargs stat --format=%n:%a:%u`))
+					find / \( -path /proc -o -path /sys \) -prune -o -type f \( -cnewer /run/since -o -path /run/lab-token -o -path `+goal+` -o -path '/etc/credstore/*' -o -path '/etc/berth/*' \
+						-o -path '`+machine+`/etc/*' -o -path '`+machine+`/var/lib/kubelet/*' \) -print0 |
+					xargs -0 grep --files-with-matches --text -e `+pattern+` | xargs stat --format=%n:%a:%u`))
 				var where []string
 				for _, f := range found {
 					place, access, _ := strings.Cut(f, ":")
