@@ -64,14 +64,14 @@ var noMessages = []string{
 	// What stands for a … of a message that messages.md has: places, kinds, and cures that speak for themselves.
 	"a regular file", "a symbolic link",
 	"all devices", "and … more", "device node", "does not exist", "nvidia-ctk cdi generate", "the host's name", "the root of machine …",
-	"kubelet.bootstrap_token_credential: content of …", "kubelet.bootstrap_token_file: content of …",
+	"…: content of …", "kubelet.bootstrap_token_file: content of …",
 	"find its process: pgrep --full --list-full …", "install libc-bin", "install the NVIDIA Container Toolkit 1.18 or newer",
 	"machinectl terminate …", "remove what is in it first", "systemctl stop …",
 	"systemctl stop …, or systemctl kill --signal=KILL …",
 	"want a character device", "want a folder", "want a folder or a link to one", "want a regular file",
 	"want a regular file, a symbolic link, or nothing in this place", "want a smaller file", "want a symbolic link",
 	"want an executable file",
-	"want kubelet.bootstrap_token_file or kubelet.bootstrap_token_credential, with a token that reaches the host after it was built",
+	"want kubelet.bootstrap_token_file, or a credential (kubelet.bootstrap_token_credential, kubelet.bootstrap_token_encrypted_credential), with a token that reaches the host after it was built",
 }
 
 // messages walks the source and returns each message with the place of its first use.

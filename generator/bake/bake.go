@@ -149,7 +149,7 @@ const (
 	maxGoal = 2 << 20
 )
 
-const tokenCure = "want kubelet.bootstrap_token_file or kubelet.bootstrap_token_credential, with a token that reaches the host after it was built"
+const tokenCure = "want kubelet.bootstrap_token_file, or a credential (kubelet.bootstrap_token_credential, kubelet.bootstrap_token_encrypted_credential), with a token that reaches the host after it was built"
 
 // readGoal reads the files that become the image's goal state; their Path is the one in the image, without a leading slash.
 func readGoal(names []string) ([]goalstate.Source, error) {

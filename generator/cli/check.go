@@ -27,7 +27,7 @@ printed at once, one a line, as
     file:line:column: key: what is wrong: what would be right
 
 A file that holds a secret itself and that other users can read is an error,
-too.
+too, and so is such a file of a bootstrap token.
 
 With --host the host is checked as well: systemd, control groups, kernel
 modules and variables, berth's own files and units, ports, each slot's root
@@ -162,7 +162,13 @@ func (c check) write(w io.Writer, report hostcheck.Report) error {
 func (c check) goal() (store.State, []hostcheck.Secret, error) {
 	if len(c.files) == 0 {
 		state, err := store.Load(c.root)
-		return state, hostcheck.Secrets(c.root, state.Files), err
+		secrets := hostcheck.Secrets(c.root, state.Files)
+		if state.Goal != nil {
+			for _, slot := range state.Goal.Slots {
+				secrets = append(secrets, hostcheck.TokenFile(c.root, slot.Kubelet)...)
+			}
+		}
+		return state, secrets, err
 	}
 	top, err := file.OpenRoot("/") // files of the command line are not those of --root
 	if err != nil {

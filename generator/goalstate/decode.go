@@ -80,7 +80,7 @@ func defaults() *Slot {
 var required = []struct{ table, keys, cure string }{
 	{"cluster", "server", `server = "https://HOST:6443"`},
 	{"cluster", "certificate_authority/certificate_authority_data", `certificate_authority = "/etc/berth/ca.crt"`},
-	{"kubelet", "bootstrap_token/bootstrap_token_file/bootstrap_token_credential/exec",
+	{"kubelet", "bootstrap_token/bootstrap_token_file/bootstrap_token_credential/bootstrap_token_encrypted_credential/exec",
 		`bootstrap_token_file = "/etc/berth/bootstrap-token"`},
 }
 
@@ -187,7 +187,7 @@ func (d *decoder) table(n *node, s *Slot, name, key string) {
 			s.Cluster.CertificateAuthority, s.Cluster.CertificateAuthorityData = "", ""
 		case "kubelet":
 			k := &s.Kubelet
-			k.BootstrapToken, k.BootstrapTokenFile, k.BootstrapTokenCredential = "", "", ""
+			k.BootstrapToken, k.BootstrapTokenFile, k.BootstrapTokenCredential, k.BootstrapTokenEncryptedCredential = "", "", "", ""
 			if n.table["exec"] == nil {
 				k.Exec = nil
 			}

@@ -410,7 +410,7 @@ func merge(into, over *node, key string) (errs Errors) {
 // alternatives are the keys of which a table may hold one only.
 var alternatives = map[string][]string{
 	"cluster": {"certificate_authority", "certificate_authority_data"},
-	"kubelet": {"bootstrap_token", "bootstrap_token_file", "bootstrap_token_credential", "exec"},
+	"kubelet": {"bootstrap_token", "bootstrap_token_file", "bootstrap_token_credential", "bootstrap_token_encrypted_credential", "exec"},
 }
 
 // alternativesOf returns the alternatives of the table with this full key, be it shared or a slot's.

@@ -58,14 +58,28 @@ type Kubelet struct {
 	Labels   map[string]string `toml:"labels"`
 	Taints   []string          `toml:"taints"` // key[=value]:effect
 
-	// Exactly one of the next four.
-	BootstrapToken           string `toml:"bootstrap_token"`            // a secret: never printed
-	BootstrapTokenFile       string `toml:"bootstrap_token_file"`       // absolute path on the host
-	BootstrapTokenCredential string `toml:"bootstrap_token_credential"` // name of a systemd credential (systemd.exec(5), LoadCredential=)
-	Exec                     *Exec  `toml:"exec"`
+	// Exactly one of the next five. The third and fourth are names of systemd credentials (systemd.exec(5), LoadCredential= and
+	// LoadCredentialEncrypted=): see Credential.
+	BootstrapToken                    string `toml:"bootstrap_token"`      // a secret: never printed
+	BootstrapTokenFile                string `toml:"bootstrap_token_file"` // absolute path on the host
+	BootstrapTokenCredential          string `toml:"bootstrap_token_credential"`
+	BootstrapTokenEncryptedCredential string `toml:"bootstrap_token_encrypted_credential"`
+	Exec                              *Exec  `toml:"exec"`
 
 	// Config holds KubeletConfiguration (v1beta1) fields that go over berth's defaults.
 	Config map[string]any `toml:"config"`
+}
+
+// Credential returns the name of the systemd credential that holds the bootstrap token, and the full key that names it; empty: the
+// token is not in one.
+func (k Kubelet) Credential() (name, key string) {
+	switch {
+	case k.BootstrapTokenCredential != "":
+		return k.BootstrapTokenCredential, "kubelet.bootstrap_token_credential"
+	case k.BootstrapTokenEncryptedCredential != "":
+		return k.BootstrapTokenEncryptedCredential, "kubelet.bootstrap_token_encrypted_credential"
+	}
+	return "", ""
 }
 
 // Exec is a client-go credential plugin, run by kubelet inside the machine.

@@ -396,10 +396,14 @@ func (c *collector) token(s *goalstate.Slot, have Slot) {
 	case have.TokenProblem != "":
 		c.add(Error, "bootstrap-token", subject, have.TokenProblem, "write the token there, for root alone")
 	case have.CredentialNotFound:
-		name := s.Kubelet.BootstrapTokenCredential
+		name, key := s.Kubelet.Credential()
+		store, cure := "/etc/credstore", "write it to /etc/credstore/"+name
+		if s.Kubelet.BootstrapTokenEncryptedCredential != "" {
+			store = "/etc/credstore.encrypted"
+			cure = "run: systemd-creds encrypt FILE " + store + "/" + name
+		}
 		c.add(Warning, "bootstrap-token", subject,
-			fmt.Sprintf("kubelet.bootstrap_token_credential: no credential %s in /etc/credstore and systemd's other folders", name),
-			"write it to /etc/credstore/"+name+", or pass it to the host")
+			fmt.Sprintf("%s: no credential %s in %s and systemd's other folders", key, name, store), cure+", or pass it to the host")
 	}
 }
 

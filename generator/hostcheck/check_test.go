@@ -249,6 +249,10 @@ func TestCheck(t *testing.T) {
 			slot(f, func(s *Slot) { s.CredentialNotFound = true })
 		}, want: []string{"warning bootstrap-token: slot a: kubelet.bootstrap_token_credential: no credential token in /etc/credstore and systemd's other folders: " +
 			"write it to /etc/credstore/token, or pass it to the host"}},
+		{why: "an encrypted credential that is nowhere", goal: "kubelet.bootstrap_token_encrypted_credential = \"token\"", change: func(f *Facts) {
+			slot(f, func(s *Slot) { s.CredentialNotFound = true })
+		}, want: []string{"warning bootstrap-token: slot a: kubelet.bootstrap_token_encrypted_credential: no credential token in /etc/credstore.encrypted and " +
+			"systemd's other folders: run: systemd-creds encrypt FILE /etc/credstore.encrypted/token, or pass it to the host"}},
 		{why: "a host's name that is no node's: said once, though two steps refuse it", change: func(f *Facts) { slot(f, func(s *Slot) { s.Host.Name = "host_1" }) },
 			want: []string{`error node-name: slot a: the host's name "host_1": not a node's name of letters a-z, digits, "-" and "." (RFC 1123): set kubelet.node_name`}},
 		{why: "addresses of the host", goal: "kubelet.node_ip = \"10.0.0.5,fd00:0::5\"", change: func(*Facts) {}},

@@ -116,5 +116,5 @@ type Slot struct {
 	// Token is the bootstrap token; where it cannot be known, one of the right form.
 	Token              string
 	TokenProblem       string
-	CredentialNotFound bool // kubelet.bootstrap_token_credential is in no folder of systemd's
+	CredentialNotFound bool // the credential of the bootstrap token is in no folder of systemd's
 }

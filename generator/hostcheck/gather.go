@@ -401,6 +401,7 @@ func (f *Facts) slot(root *file.Root, slot *goalstate.Slot) Slot {
 		have.Machine = facts.DiscoverMachine(machineRoot, slot)
 	}
 	k := slot.Kubelet
+	credential, _ := k.Credential()
 	switch {
 	case k.BootstrapTokenFile != "":
 		have.Token, err = facts.Token(root, nil, k)
@@ -410,16 +411,19 @@ func (f *Facts) slot(root *file.Root, slot *goalstate.Slot) Slot {
 		} else if err != nil {
 			have.TokenProblem = "kubelet.bootstrap_token_file: " + k.BootstrapTokenFile + " " + reason(err)
 		}
-		if s, ok := secretFile(root, k.BootstrapTokenFile, "the bootstrap token"); ok {
-			f.Secrets = append(f.Secrets, s)
-		}
-	case k.BootstrapTokenCredential != "":
+		f.Secrets = append(f.Secrets, TokenFile(root, k)...)
+	case credential != "":
 		have.Token = anyToken               // systemd hands it to the step alone
 		have.CredentialNotFound = f.Running // an image gets it when it boots
-		for _, dir := range credentials {
-			name := path.Join(dir, k.BootstrapTokenCredential)
+		encrypted := k.BootstrapTokenEncryptedCredential != ""
+		stores := credentials
+		if encrypted {
+			stores = encryptedCredentials
+		}
+		for _, dir := range stores {
+			name := path.Join(dir, credential)
 			have.CredentialNotFound = have.CredentialNotFound && !root.Exists(name)
-			if s, ok := secretFile(root, name, "the bootstrap token"); ok {
+			if s, ok := secretFile(root, name, "the bootstrap token"); ok && !encrypted {
 				f.Secrets = append(f.Secrets, s)
 			}
 		}
@@ -432,8 +436,11 @@ func (f *Facts) slot(root *file.Root, slot *goalstate.Slot) Slot {
 // anyToken has the form of a bootstrap token.
 const anyToken = "000000.0000000000000000"
 
-// credentials are where LoadCredential= without a path looks (systemd.exec(5)): what systemd itself was passed, then the stores.
-var credentials = []string{"run/credentials/@system", "etc/credstore", "run/credstore", "usr/lib/credstore"}
+// credentials are where LoadCredential= without a path looks, encryptedCredentials LoadCredentialEncrypted= (systemd.exec(5)): what systemd itself was passed, then the stores.
+var (
+	credentials          = []string{"run/credentials/@system", "etc/credstore", "run/credstore", "usr/lib/credstore"}
+	encryptedCredentials = []string{"run/credentials/@encrypted", "etc/credstore.encrypted", "run/credstore.encrypted", "usr/lib/credstore.encrypted"}
+)
 
 // Secrets returns the files of a goal state that hold secrets, with who can read them. Paths are beneath root.
 func Secrets(root *file.Root, files []goalstate.Source) []Secret {
@@ -447,6 +454,17 @@ func Secrets(root *file.Root, files []goalstate.Source) []Secret {
 		}
 	}
 	return all
+}
+
+// TokenFile returns the file of a slot's bootstrap token, with who can read it; none, where the goal state names none, or it is not there.
+func TokenFile(root *file.Root, k goalstate.Kubelet) []Secret {
+	if k.BootstrapTokenFile == "" {
+		return nil
+	}
+	if s, ok := secretFile(root, k.BootstrapTokenFile, "the bootstrap token"); ok {
+		return []Secret{s}
+	}
+	return nil
 }
 
 // secretFile describes who can read a file; false: there is no such regular file.

@@ -137,12 +137,17 @@ func (p *planner) budgets(s *goalstate.Slot) error {
 			"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
 		})
 	}
-	if name := s.Kubelet.BootstrapTokenCredential; name != "" {
+	if name, key := s.Kubelet.Credential(); name != "" {
+		setting := "LoadCredential"
+		if s.Kubelet.BootstrapTokenEncryptedCredential != "" {
+			setting = "LoadCredentialEncrypted"
+		}
 		credential, err := unit.Credential(name)
 		if err != nil {
 			return fmt.Errorf("LoadCredential=: %w", err)
 		}
-		p.add("node-render-kubelet@"+s.Name+".service.d/"+dropIn, "credential.conf", map[string]string{"CREDENTIAL": credential})
+		p.add("node-render-kubelet@"+s.Name+".service.d/"+dropIn, "credential.conf",
+			map[string]string{"KEY": key, "SETTING": setting, "CREDENTIAL": credential})
 	}
 	return nil
 }

@@ -306,10 +306,10 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// shape is a file's sections and keys, in their order.
+// shape is a file's sections and keys, in their order. A credential is the same whether it is encrypted or not.
 func shape(opts options) (s []string) {
 	for _, opt := range opts {
-		s = append(s, opt.Section+"."+opt.Name)
+		s = append(s, opt.Section+"."+strings.TrimSuffix(opt.Name, "Encrypted"))
 	}
 	return s
 }
@@ -328,6 +328,7 @@ func FuzzUnits(f *testing.F) {
 	for _, credential := range []string{`a`, `a\`, `"`, `'a"`, `%n%%`, `$x`, `a;b#c`, `[Service]`, `ExecStart=x`, `@SLOT@`} {
 		f.Add("/etc/berth/goal.toml", strings.Replace(full, `"token"`, "'''"+credential+"'''", 1))
 	}
+	f.Add("/x", strings.Replace(full, "token_credential", "token_encrypted_credential", 1))
 	for _, source := range []string{`/a\`, `/%i $x "q" 'q`, "/a\n[Service]\nExecStart=x", "/ ", "/\xff", "/@SLOT@", "/a\r", "/[Unit]"} {
 		f.Add(source, full)
 	}
@@ -364,8 +365,10 @@ func FuzzUnits(f *testing.F) {
 		harmless.Slots = map[string]*goalstate.Slot{}
 		for name, slot := range g.Slots {
 			s := *slot
-			if s.Kubelet.BootstrapTokenCredential != "" {
-				s.Kubelet.BootstrapTokenCredential = "token"
+			for _, name := range []*string{&s.Kubelet.BootstrapTokenCredential, &s.Kubelet.BootstrapTokenEncryptedCredential} {
+				if *name != "" {
+					*name = "token"
+				}
 			}
 			harmless.Slots[name] = &s
 		}
@@ -388,9 +391,9 @@ func FuzzUnits(f *testing.F) {
 				case "SourcePath":
 					want[j].Value = source
 					got[j].Value = read(t, unitfile.Specifiers, got[j].Value)
-				case "LoadCredential":
+				case "LoadCredential", "LoadCredentialEncrypted":
 					_, slot, _ := strings.Cut(strings.TrimSuffix(path.Dir(f.Path), ".service.d"), "@")
-					want[j].Value = g.Slots[slot].Kubelet.BootstrapTokenCredential
+					want[j].Value, _ = g.Slots[slot].Kubelet.Credential()
 					words := read(t, unitfile.Split, got[j].Value)
 					got[j].Value = read(t, unitfile.Specifiers, strings.Join(words, ":")) // a colon would be seen
 				}

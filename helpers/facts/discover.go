@@ -164,16 +164,16 @@ var nvidiaFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/local/nvidia/to
 // Token returns the bootstrap token that the slot's kubelet is to use, from where the goal state says. credentials is
 // $CREDENTIALS_DIRECTORY (systemd.exec(5)), nil where there is none. A slot with kubelet.exec has no token.
 func Token(host, credentials *file.Root, k goalstate.Kubelet) (string, error) {
+	name, key := k.Credential()
 	switch {
 	case k.BootstrapTokenFile != "":
 		b, err := host.Read(k.BootstrapTokenFile, textLimit)
 		return string(b), wrap("kubelet.bootstrap_token_file", err)
-	case k.BootstrapTokenCredential != "":
-		if credentials == nil {
-			return "", errors.New("kubelet.bootstrap_token_credential: systemd passed no credentials: run: systemctl daemon-reload")
-		}
-		b, err := credentials.Read(k.BootstrapTokenCredential, textLimit)
-		return string(b), wrap("kubelet.bootstrap_token_credential", err)
+	case name != "" && credentials == nil:
+		return "", errors.New(key + ": systemd passed no credentials: run: systemctl daemon-reload")
+	case name != "":
+		b, err := credentials.Read(name, textLimit)
+		return string(b), wrap(key, err)
 	}
 	return k.BootstrapToken, nil
 }

@@ -289,6 +289,7 @@ func TestToken(t *testing.T) {
 		{goalstate.Kubelet{BootstrapToken: "literal"}, nil, "literal", ""},
 		{goalstate.Kubelet{BootstrapTokenFile: "/etc/token"}, nil, "from-file\n", ""},
 		{goalstate.Kubelet{BootstrapTokenCredential: "token"}, credentials, "from-credential", ""},
+		{goalstate.Kubelet{BootstrapTokenEncryptedCredential: "token"}, credentials, "from-credential", ""},
 		{goalstate.Kubelet{BootstrapTokenCredential: "token"}, nil, "",
 			"kubelet.bootstrap_token_credential: systemd passed no credentials: run: systemctl daemon-reload"},
 		{goalstate.Kubelet{Exec: &goalstate.Exec{}}, nil, "", ""},

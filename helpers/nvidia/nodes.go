@@ -2,14 +2,11 @@ package nvidia
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"berth/generator/file"
@@ -17,8 +14,9 @@ import (
 
 // MakeNodes makes those device nodes of the driver that are not there yet, as nothing on a host makes them before a program uses
 // a GPU for the first time. It has the programs do it that know how, one after the other until nothing is missing, and returns
-// what it did and why it could not, for the log.
-func MakeNodes(ctx context.Context, root *file.Root) (done []string, err error) {
+// what it did and why it could not, for the log. run runs a program, of which the first of args is the path, and returns what it
+// wrote.
+func MakeNodes(ctx context.Context, root *file.Root, run func(ctx context.Context, args []string) (string, error)) (done []string, err error) {
 	missing := missingNodes(root)
 	var failed []string
 	for _, command := range makers(root) {
@@ -30,9 +28,9 @@ func MakeNodes(ctx context.Context, root *file.Root) (done []string, err error) 
 			continue
 		}
 		text := strings.Join(command, " ")
-		out, err := output(ctx, filepath.Join(root.Name(), name), command[1:]...)
+		out, err := within(ctx, append([]string{filepath.Join(root.Name(), name)}, command[1:]...), run)
 		if err != nil {
-			failed = append(failed, fmt.Sprintf("%s: %v: %s", text, err, strings.TrimSpace(string(out))))
+			failed = append(failed, fmt.Sprintf("%s: %v: %s", text, err, strings.TrimSpace(out)))
 		}
 		before := missing
 		if missing = missingNodes(root); len(missing) < len(before) {
@@ -49,26 +47,15 @@ func MakeNodes(ctx context.Context, root *file.Root) (done []string, err error) 
 	return done, fmt.Errorf("no device node %s on this host: %s", strings.Join(missing, " "), why)
 }
 
-// output runs a program and returns what it wrote, within three quarters of the time that is left: the rest is for telling that
-// it hangs, as these programs do where the driver has lost a GPU, and for what can be done without.
-func output(ctx context.Context, name string, args ...string) ([]byte, error) {
+// within calls run with three quarters of the time that is left: the rest is for telling that the program hangs, as these do where
+// the driver has lost a GPU, and for what can be done without.
+func within(ctx context.Context, args []string, run func(context.Context, []string) (string, error)) (string, error) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)*3/4)
 		defer cancel()
 	}
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // with what it started
-	cmd.WaitDelay = 10 * time.Millisecond                                                // for others that have its output
-	out, err := cmd.CombinedOutput()
-	switch {
-	case errors.Is(err, exec.ErrWaitDelay):
-		err = nil // it is done, and has left something behind that runs
-	case err != nil && ctx.Err() != nil:
-		err = errors.New("not done in time")
-	}
-	return out, err
+	return run(ctx, args)
 }
 
 // makers are the commands that make nodes.

@@ -15,6 +15,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/hostcheck"
 	"berth/generator/plan"
 	"berth/helpers/machine"
 	"berth/helpers/nvidia"
@@ -48,7 +49,9 @@ func run(ctx context.Context, s *step.Step) error {
 		if err := makeNodes(ctx, s, slot.NVIDIA.Mode); err != nil {
 			return err
 		}
-	case parts.Containerd, parts.Kubelet:
+	case parts.Containerd:
+	case parts.Kubelet:
+		warnOfSecrets(s, slot)
 	default:
 		return &step.Failure{Code: step.ExitUsage, Err: fmt.Errorf("part %q: want nspawn, containerd or kubelet", name)}
 	}
@@ -61,6 +64,17 @@ func run(ctx context.Context, s *step.Step) error {
 		return err
 	}
 	return reload(ctx, s, goal, changed)
+}
+
+// warnOfSecrets tells of secrets that users other than root can read. The slot starts all the same: they have been able to read them
+// before, and a node that stays down helps nobody.
+func warnOfSecrets(s *step.Step, slot *goalstate.Slot) {
+	secrets := append(hostcheck.Secrets(s.Root, goalstate.Files(s.Root)), hostcheck.TokenFile(s.Root, slot.Kubelet)...)
+	for _, f := range hostcheck.CheckSecrets(hostcheck.Facts{Secrets: secrets}) {
+		if f.Severity == hostcheck.Error {
+			s.Warn("%s: %s: %s", f.Subject, f.Problem, f.Cure)
+		}
+	}
 }
 
 // reload makes sure that systemd knows the slot's units as they are now. changed are the files that were written.
@@ -107,7 +121,17 @@ func makeNodes(ctx context.Context, s *step.Step, mode goalstate.Mode) error {
 		return nil
 	}
 	s.Status("making the device nodes of the NVIDIA GPUs")
-	done, err := nvidia.MakeNodes(ctx, s.Root)
+	done, err := nvidia.MakeNodes(ctx, s.Root, func(ctx context.Context, args []string) (string, error) {
+		// By systemd: they load modules and make nodes, which this process has no right to.
+		systemd, err := machine.Host(ctx, s.Root)
+		if err != nil {
+			return "", err
+		}
+		defer systemd.Close()
+		return systemd.Run(ctx, machine.Program{
+			Unit: "berth-nvidia-nodes-" + s.Slot + ".service", Description: "Device nodes of the NVIDIA GPUs", Args: args,
+		})
+	})
 	for _, line := range done {
 		s.Info("%s", line)
 	}

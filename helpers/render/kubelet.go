@@ -108,11 +108,11 @@ func watchdog(version string) string {
 
 // tokenKey is the goal state's key that the token came from.
 func tokenKey(k goalstate.Kubelet) string {
-	switch {
-	case k.BootstrapTokenFile != "":
+	if k.BootstrapTokenFile != "" {
 		return "kubelet.bootstrap_token_file: content of " + k.BootstrapTokenFile
-	case k.BootstrapTokenCredential != "":
-		return "kubelet.bootstrap_token_credential: content of " + k.BootstrapTokenCredential
+	}
+	if name, key := k.Credential(); name != "" {
+		return key + ": content of " + name
 	}
 	return "kubelet.bootstrap_token"
 }

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	sdunit "github.com/coreos/go-systemd/v22/unit"
 
 	"berth/helpers/machine"
 	"berth/helpers/step"
@@ -45,7 +43,7 @@ func (g *guard) clear(ctx context.Context, name string) error {
 	if hidden, err := g.locked(name); err != nil || hidden.alive() {
 		return errors.Join(err, refuseOwn(name, hidden))
 	}
-	return g.unmount(name)
+	return g.unmount(ctx, name)
 }
 
 // refuseOwn is the error for a machine of the slot itself that is not ours to end; nil for one that is not alive.
@@ -72,15 +70,17 @@ func (g *guard) forget(ctx context.Context, name string) error {
 }
 
 // unmount takes away the mount through which a machine exports its sockets (systemd 256 and later). systemd 257 leaves it
-// behind when systemd-nspawn is killed, and then refuses to start the machine; 262 cleans up.
-func (g *guard) unmount(name string) error {
-	path := filepath.Join(g.root.Name(), "run/systemd/nspawn/unix-export", name)
-	switch err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); {
-	case err == nil:
-		g.step.Warn("unmounted %s, which the last run left behind", path)
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT): // not mounted, not there
-	default:
-		return fmt.Errorf("left over from the last run: %w", &os.PathError{Op: "umount", Path: path, Err: err})
+// behind when systemd-nspawn is killed, and then refuses to start the machine; 262 cleans up. systemd does it, to which a mount
+// is a unit: what this process would unmount, it would in a mount name space of its own.
+func (g *guard) unmount(ctx context.Context, name string) error {
+	path := "/run/systemd/nspawn/unix-export/" + name
+	unit, err := g.systemd.Unit(ctx, sdunit.UnitNamePathEscape(path)+".mount")
+	if err != nil || !unit.Running() {
+		return err
 	}
+	if err := g.systemd.Stop(ctx, unit.Name); err != nil {
+		return fmt.Errorf("unmount %s, left over from the last run: %w", path, err)
+	}
+	g.step.Warn("unmounted %s, which the last run left behind", path)
 	return nil
 }

@@ -121,16 +121,17 @@ func (h *Host) Slot(ctx context.Context, name string) []Part {
 		return parts
 	}
 	for _, part := range Names()[1:] {
+		_, credential := slot.Kubelet.Credential()
 		p := Render(ctx, host, nil, goal, slot, part)
 		switch {
 		case part == NSpawn && slot.NVIDIA.Mode != goalstate.Off && !nvidia.Present(host) && nvidia.Expected(host):
 			p.Output.Warnings = append(p.Output.Warnings,
 				"nvidia: the GPUs' device nodes are not there yet: the step makes them, and then gives the machine these and the driver")
-		case p.NoToken && slot.Kubelet.BootstrapTokenCredential != "":
+		case p.NoToken && credential != "":
 			// Systemd takes it away when the step is done.
 			p.Err = nil
 			p.Output.Warnings = append(p.Output.Warnings,
-				"kubelet.bootstrap_token_credential: not known here: systemd gives it to the step alone")
+				credential+": not known here: systemd gives it to the step alone")
 		}
 		parts = append(parts, p)
 	}

@@ -70,6 +70,8 @@ func cases() []testCase {
 		statusCases,
 		valueCases,
 		lastGoodCases,
+		sandboxCases,
+		secretCases,
 	} {
 		all = append(all, group...)
 	}
