@@ -49,6 +49,26 @@ func Left(root *file.Root, planned []file.File) ([]string, error) {
 	return slices.DeleteFunc(left, func(name string) bool { return !made(root, path.Join(BakedDir, name)) }), err
 }
 
+// LeftFolders returns the folders in BakedDir that are there for files of a plan, and of planned hold none, with paths relative to it.
+// What else is in them is somebody else's.
+func LeftFolders(root *file.Root, planned []file.File) ([]string, error) {
+	wanted := make(map[string]bool, len(planned))
+	for _, f := range planned {
+		wanted[path.Dir(f.Path)] = true
+	}
+	entries, err := root.ReadDir(BakedDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var left []string
+	for _, e := range entries {
+		if name := e.Name(); e.IsDir() && !wanted[name] && (name == wants || SlotOf(path.Join(name, dropIn)) != "") {
+			left = append(left, name)
+		}
+	}
+	return left, err
+}
+
 // made tells whether a file with a name from a plan comes from one. What cannot be read does not.
 func made(root *file.Root, name string) bool {
 	if path.Base(path.Dir(name)) == wants {
