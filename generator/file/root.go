@@ -55,6 +55,10 @@ type Root struct {
 	called string   // in messages, if not by its path
 }
 
+// SetUmask gives the process the umask that systemd gives to services (UMask= of systemd.exec(5)), whoever started it. Every program that
+// writes calls it first: a folder then has its mode from the start, and keeps it if the program is killed at once.
+func SetUmask() { unix.Umask(0o022) }
+
 // OpenRoot returns a Root for dir, which must be a folder. Links in dir itself belong to the caller and are followed.
 func OpenRoot(dir string) (*Root, error) {
 	f, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)

@@ -121,6 +121,7 @@ func Main(c Command) int {
 		s.Args[name] = flags.Arg(i)
 	}
 	s.Slot = s.Args["SLOT"]
+	file.SetUmask()
 	if err := s.prepare(*root, os.Getenv("BERTH_BUDGET")); err != nil {
 		s.Error(err)
 		return ExitUsage

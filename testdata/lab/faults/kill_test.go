@@ -31,6 +31,12 @@ var (
 	seed  = flag.Uint64("seed", uint64(time.Now().UnixNano()), "decides the moments of the kills")
 )
 
+// TestMain gives the programs a umask that would take something from every mode.
+func TestMain(m *testing.M) {
+	unix.Umask(0o077)
+	os.Exit(m.Run())
+}
+
 // program is a program that writes files and can be run without systemd.
 type program struct {
 	name string
