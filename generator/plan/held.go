@@ -15,6 +15,22 @@ import (
 // ClaimsDir holds a file for each slot that holds a claim on the host, below the root directory. peer-guard writes them.
 const ClaimsDir = "run/berth/claims"
 
+// Hold returns what a claim brings with it, with paths relative to the root directory: links by which systemd knows what the slot's
+// machine requires (systemd.unit(5), "UNIT.requires/"). The generated drop-in says the same, but not after a daemon-reload whose
+// generator was killed, or found no room to write in /run. Nothing would need the guard then, which is StopWhenUnneeded=, and
+// systemd would stop it, and the node with it.
+func Hold(slot string) []file.File {
+	dir := "run/systemd/system/systemd-nspawn@" + goalstate.MachineName(slot) + ".service.requires"
+	var links []file.File
+	for _, template := range before {
+		links = append(links, file.File{
+			Path: path.Join(dir, template+"@"+slot+".service"), Mode: fs.ModeSymlink | 0o777,
+			Content: []byte(path.Join(unitDir, template+"@.service")),
+		})
+	}
+	return links
+}
+
 // Held returns the slots that hold a claim on the host, sorted.
 func Held(root *file.Root) ([]string, error) {
 	entries, err := root.ReadDir(ClaimsDir)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -48,8 +49,10 @@ func Take(ctx context.Context, s *step.Step) error {
 	if err := g.clear(ctx, slot.MachineName()); err != nil {
 		return err
 	}
-	_, err = s.Root.Write(file.File{Path: claimFile(s.Slot), Mode: 0o644, Content: []byte(
-		"# Made by peer-guard: slot " + s.Slot + " holds this host. To release it: systemctl stop node@" + s.Slot + ".service\n")})
+	// The claim comes first and goes last: a release looks for nothing else without it.
+	_, err = s.Root.WriteAll(append([]file.File{{Path: claimFile(s.Slot), Mode: 0o644, Content: []byte(
+		"# Made by peer-guard: slot " + s.Slot + " holds this host. To release it: systemctl stop node@" + s.Slot + ".service\n")}},
+		plan.Hold(s.Slot)...))
 	if err == nil {
 		s.Status("slot %s holds the host", s.Slot)
 	}
@@ -74,6 +77,18 @@ func Release(ctx context.Context, s *step.Step) error {
 	if life.alive() {
 		return fmt.Errorf("the claim of slot %s is kept: machine %s is still alive: %s; to end it: %s",
 			s.Slot, goalstate.MachineName(s.Slot), life.form, life.cure)
+	}
+	var errs []error
+	folder := ""
+	for _, f := range plan.Hold(s.Slot) {
+		errs = append(errs, s.Root.Remove(f.Path))
+		folder = path.Dir(f.Path)
+	}
+	if err := s.Root.Remove(folder); !errors.Is(err, file.ErrRefused) { // else somebody else's are in it
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	return s.Root.Remove(claimFile(s.Slot))
 }

@@ -167,6 +167,7 @@ type killer struct {
 	random  *rand.Rand
 	states  map[string]tree          // after runs that nobody disturbed, by the goal state; "": none yet; "first": A's first
 	time    map[string]time.Duration // that such a run takes, by the goal state
+	last    string                   // where the transition before began
 }
 
 // epoch is the latest time that a file in an image may have.
@@ -245,9 +246,14 @@ func (k *killer) kill(t *testing.T, tr transition, n int) (call string, changes 
 		new = k.states["first"]
 		k.fresh(t)
 	} else {
+		if k.last == "" { // this one begins where both goal states have been
+			must(t, k.prepare(tr.to))
+			k.succeed(t)
+		}
 		must(t, k.prepare(tr.from))
 		k.succeed(t)
 	}
+	k.last = tr.from
 	must(t, k.prepare(tr.to))
 	old := k.tree(t)
 	moment := fmt.Sprintf("from %q to %q, ", tr.from, tr.to)

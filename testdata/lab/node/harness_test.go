@@ -68,6 +68,7 @@ func cases() []testCase {
 		packageCases,
 		bakeCases,
 		statusCases,
+		killCases,
 	} {
 		all = append(all, group...)
 	}
