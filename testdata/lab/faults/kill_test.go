@@ -238,10 +238,9 @@ func (k *killer) succeed(t *testing.T) {
 	}
 }
 
-// kill kills the program on one of the transitions, before its n-th change; -1: at a random moment; 0: not at all. It returns the
-// call before which it was killed, and the number of changes up to there.
-func (k *killer) kill(t *testing.T, tr transition, n int) (call string, changes int) {
-	new := k.states[tr.to]
+// begin brings the host to where a transition begins. It returns what is there, and what is to be there at the end.
+func (k *killer) begin(t *testing.T, tr transition) (old, new tree) {
+	new = k.states[tr.to]
 	if tr.from == "" {
 		new = k.states["first"]
 		k.fresh(t)
@@ -255,16 +254,21 @@ func (k *killer) kill(t *testing.T, tr transition, n int) (call string, changes 
 	}
 	k.last = tr.from
 	must(t, k.prepare(tr.to))
-	old := k.tree(t)
+	return k.tree(t), new
+}
+
+// kill kills the program on one of the transitions, before its n-th change; -1: at a random moment; 0: not at all. It returns the
+// call before which it was killed, and the number of changes up to there.
+func (k *killer) kill(t *testing.T, tr transition, n int) (call string, changes int) {
+	old, new := k.begin(t, tr)
 	moment := fmt.Sprintf("from %q to %q, ", tr.from, tr.to)
 	if n >= 0 {
-		var exit int
-		var err error
-		call, changes, exit, err = killAt(k.command(), n)
+		r, err := disturb(k.command(), n, 0)
 		must(t, err)
-		if call == "" && exit != 0 {
-			t.Fatalf("%s: exit code %d", k.program.name, exit)
+		if r.call == "" && r.exit != 0 {
+			t.Fatalf("%s: exit code %d", k.program.name, r.exit)
 		}
+		call, changes = r.call, r.changes
 		moment += fmt.Sprintf("before change %d, %s", n, call)
 	} else {
 		after := time.Duration(k.random.Float64() * 1.1 * float64(k.time[tr.to]))
@@ -287,8 +291,13 @@ func (k *killer) kill(t *testing.T, tr transition, n int) (call string, changes 
 	} else {
 		k.count.random++
 	}
-	k.inspect(t, moment, old, new)
+	k.inspect(t, "killed "+moment, old, new)
+	k.next(t, "killed "+moment, tr, new)
+	return call, changes
+}
 
+// next runs the program once more, with either goal state, and looks at all that is there then.
+func (k *killer) next(t *testing.T, before string, tr transition, new tree) {
 	next, want := tr.to, new
 	if tr.from != "" && k.random.IntN(2) == 0 {
 		next, want = tr.from, k.states[tr.from]
@@ -297,12 +306,11 @@ func (k *killer) kill(t *testing.T, tr transition, n int) (call string, changes 
 	k.succeed(t)
 	if diff := cmp.Diff(want, k.tree(t)); diff != "" {
 		k.count.faults++
-		t.Errorf("%s: killed %s; the next run, to %q, -want +got:\n%s", k.program.name, moment, next, diff)
+		t.Errorf("%s: %s; the next run, to %q, -want +got:\n%s", k.program.name, before, next, diff)
 	}
-	return call, changes
 }
 
-// inspect looks at what a killed program left.
+// inspect looks at what a disturbed program left.
 func (k *killer) inspect(t *testing.T, moment string, old, new tree) {
 	olds, news, strays := 0, 0, 0
 	// Times are the program's last act.
@@ -320,7 +328,7 @@ func (k *killer) inspect(t *testing.T, moment string, old, new tree) {
 			news++
 		default:
 			k.count.faults++
-			t.Errorf("%s: killed %s: torn: %s is\n%.300v", k.program.name, moment, name, e)
+			t.Errorf("%s: %s: torn: %s is\n%.300v", k.program.name, moment, name, e)
 		}
 	}
 	for name := range old {
@@ -330,7 +338,7 @@ func (k *killer) inspect(t *testing.T, moment string, old, new tree) {
 		news++
 		if _, stays := new[name]; stays {
 			k.count.faults++
-			t.Errorf("%s: killed %s: %s is gone", k.program.name, moment, name)
+			t.Errorf("%s: %s: %s is gone", k.program.name, moment, name)
 		}
 	}
 	for name := range new {

@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -37,19 +39,25 @@ const (
 	entry                = 1 // PTRACE_SYSCALL_INFO_ENTRY
 )
 
-// killAt runs a program under ptrace(2) and kills it when any of its threads is about to make its n-th change (1 is the first),
-// before that has an effect. It returns that call's name; empty: the program ended before, with the exit code. n = 0 kills never
-// and returns the number of changes instead.
-func killAt(cmd *exec.Cmd, n int) (call string, count, exit int, err error) {
+// result is how a program ended that was run by disturb.
+type result struct {
+	call    string // the change that was disturbed; empty: none
+	changes int    // that it was about to make, up to there
+	exit    int    // -1: it was killed
+}
+
+// disturb runs a program under ptrace(2). When any of its threads is about to make its n-th change (1 is the first), the program is killed
+// before that has an effect or, where errno is not 0, the call fails with it. n = 0 disturbs nothing, and counts.
+func disturb(cmd *exec.Cmd, n int, errno syscall.Errno) (r result, err error) {
 	runtime.LockOSThread() // the thread is the tracer
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true, Setpgid: true, Pdeathsig: unix.SIGKILL}
 	if err := cmd.Start(); err != nil {
-		return "", 0, -1, err
+		return r, err
 	}
 	leader := cmd.Process.Pid
 	defer func() { _ = cmd.Process.Release() }()
-	killed, seized := false, false
+	traced, killed, failing := false, false, 0
 	for {
 		var status unix.WaitStatus
 		// Threads are in the process group of their program: other children of this process are not taken from who waits for them.
@@ -58,56 +66,70 @@ func killAt(cmd *exec.Cmd, n int) (call string, count, exit int, err error) {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			return "", count, -1, fmt.Errorf("wait4: %w", err)
+			return r, fmt.Errorf("wait4: %w", err)
 		case status.Exited() && pid == leader:
-			return "", count, status.ExitStatus(), nil
+			r.exit = status.ExitStatus()
+			return r, nil
 		case status.Signaled() && pid == leader:
-			if !killed {
-				return "", count, -1, fmt.Errorf("ended by %v", status.Signal())
+			if r.exit = -1; !killed {
+				return r, fmt.Errorf("ended by %v", status.Signal())
 			}
-			return call, count, -1, nil
+			return r, nil
 		case !status.Stopped() || killed:
 			continue
 		}
 		signal := 0
 		switch stop := status.StopSignal(); {
-		case !seized: // after execve
-			seized = true
-			if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_TRACESYSGOOD|unix.PTRACE_O_TRACECLONE|unix.PTRACE_O_EXITKILL); err != nil {
-				return "", 0, -1, fmt.Errorf("ptrace: %w", err)
-			}
+		case !traced: // after execve
+			traced = true
+			err = unix.PtraceSetOptions(pid, unix.PTRACE_O_TRACESYSGOOD|unix.PTRACE_O_TRACECLONE|unix.PTRACE_O_EXITKILL)
+		case stop == unix.SIGTRAP|0x80 && pid == failing: // the call that was taken away ends
+			failing = 0
+			err = answer(pid, errno)
 		case stop == unix.SIGTRAP|0x80: // a system call begins or ends
 			var info syscallInfo
-			_, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceGetSyscallInfo, uintptr(pid), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0)
-			if errno != 0 {
-				return "", count, -1, fmt.Errorf("PTRACE_GET_SYSCALL_INFO: %w", errno)
-			}
-			if info.Op == entry && isChange(info) {
-				if count++; count == n {
-					call, killed = changes[info.Nr], true
-					if err := unix.Kill(leader, unix.SIGKILL); err != nil {
-						return "", count, -1, err
-					}
-					continue
+			_, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceGetSyscallInfo, uintptr(pid), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0)
+			switch {
+			case e != 0:
+				err = fmt.Errorf("PTRACE_GET_SYSCALL_INFO: %w", e)
+			case info.Op != entry || !isChange(pid, info):
+			default:
+				if r.changes++; r.changes != n {
+					break
 				}
+				r.call = changes[info.Nr]
+				if errno != 0 {
+					failing = pid
+					err = takeAway(pid)
+					break
+				}
+				killed = true
+				if err := unix.Kill(leader, unix.SIGKILL); err != nil {
+					return r, err
+				}
+				continue
 			}
 		case stop == unix.SIGTRAP || stop == unix.SIGSTOP: // a new thread, or its first stop
 		default:
 			signal = int(stop)
 		}
-		if err := unix.PtraceSyscall(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
-			return "", count, -1, fmt.Errorf("ptrace: %w", err)
+		if err == nil {
+			err = unix.PtraceSyscall(pid, signal)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return r, fmt.Errorf("ptrace: %w", err)
 		}
 	}
 }
 
-// isChange leaves out what only reads, and what goes to the standard streams.
-func isChange(info syscallInfo) bool {
+// isChange leaves out what only reads, and what goes to standard streams, pipes and the like.
+func isChange(pid int, info syscallInfo) bool {
 	switch info.Nr {
 	case unix.SYS_OPENAT:
 		return info.Args[2]&(unix.O_CREAT|unix.O_TMPFILE&^unix.O_DIRECTORY|unix.O_TRUNC) != 0
 	case unix.SYS_WRITE:
-		return info.Args[0] > 2
+		target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, info.Args[0]))
+		return err == nil && info.Args[0] > 2 && strings.HasPrefix(target, "/")
 	}
 	return changes[info.Nr] != ""
 }
