@@ -793,5 +793,11 @@ func (r *Root) wrap(name string, err error) error {
 	for perr := (*fs.PathError)(nil); errors.As(err, &perr); {
 		err = perr.Err
 	}
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		err = fmt.Errorf("%w: make room there (see: df, df --inodes)", err)
+	case errors.Is(err, unix.EROFS):
+		err = fmt.Errorf("%w: mount it so that it can be written to", err)
+	}
 	return fmt.Errorf("%s: %w", place(name, r.shown()), err)
 }

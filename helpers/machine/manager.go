@@ -124,8 +124,8 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 	for {
 		err := call()
 		var answer godbus.Error
-		if err == nil || m.dial == nil || errors.As(err, &answer) && !away(answer) {
-			return err
+		if err == nil || m.dial == nil || errors.As(err, &answer) && !away(answer) || errors.Is(err, context.DeadlineExceeded) {
+			return unanswered(err)
 		}
 		m.Close()
 		if m.reconnect(ctx) != nil || ctx.Err() != nil {
@@ -181,15 +181,33 @@ func dial(ctx context.Context, root *file.Root, socket string, hello bool) (*god
 	if err != nil {
 		return nil, err
 	}
+	greet, cancel := context.WithTimeout(ctx, greeting)
+	defer cancel()
+	stop := context.AfterFunc(greet, func() { conn.Close() })
 	err = conn.Auth([]godbus.Auth{godbus.AuthExternal(strconv.Itoa(os.Getuid()))})
 	if err == nil && hello {
 		err = conn.Hello()
+	}
+	if !stop() && err != nil { // its own error is that the connection was closed
+		err = fmt.Errorf("no answer on /%s: %w: see whether what serves it is stopped, or overloaded", socket, greet.Err())
 	}
 	if err != nil {
 		conn.Close()
 		return nil, err
 	}
 	return conn, nil
+}
+
+// greeting bounds the first words on a connection: a process that is stopped (SIGSTOP, a frozen cgroup) takes connections, and never
+// answers. It is what libsystemd gives every call (BUS_DEFAULT_TIMEOUT), more than a bus needs that is just being started.
+const greeting = 25 * time.Second
+
+// unanswered says in plain words that there was no answer in time.
+func unanswered(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("no answer: %w", err)
+	}
+	return err
 }
 
 // Version returns systemd's version, as in "257.13-1~deb13u1".

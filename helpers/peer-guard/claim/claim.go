@@ -113,8 +113,7 @@ func open(ctx context.Context, s *step.Step, activate bool) (*guard, error) {
 	if g.lock, err = os.OpenFile(filepath.Join(s.Root.Name(), filepath.Dir(plan.ClaimsDir), "lock"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
 		return nil, err
 	}
-	// It is held for a few calls over D-Bus, which ctx bounds; TimeoutStartSec= bounds the wait for it.
-	if err = unix.Flock(int(g.lock.Fd()), unix.LOCK_EX); err == nil {
+	if err = g.acquire(ctx); err == nil {
 		if g.systemd, err = machine.Host(ctx, s.Root); err == nil {
 			g.machined, err = machine.DialMachined(ctx, s.Root, activate)
 		}
@@ -124,6 +123,19 @@ func open(ctx context.Context, s *step.Step, activate bool) (*guard, error) {
 		return nil, err
 	}
 	return g, nil
+}
+
+// acquire waits for the lock. Another peer-guard holds it for a few calls over D-Bus.
+func (g *guard) acquire(ctx context.Context) error {
+	fd := int(g.lock.Fd())
+	locked := make(chan error, 1)
+	go func() { locked <- unix.Flock(fd, unix.LOCK_EX) }()
+	select {
+	case err := <-locked:
+		return err
+	case <-ctx.Done():
+		return g.step.Late("the lock of the claims", "another peer-guard holds it (see: fuser --verbose "+g.lock.Name()+")")
+	}
 }
 
 func (g *guard) close() {
