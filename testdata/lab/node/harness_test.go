@@ -69,6 +69,7 @@ func cases() []testCase {
 		bakeCases,
 		statusCases,
 		killCases,
+		troubleCases,
 	} {
 		all = append(all, group...)
 	}
