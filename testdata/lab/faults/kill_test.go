@@ -2,7 +2,6 @@
 package faults
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -34,7 +33,11 @@ var (
 // TestMain gives the programs a umask that would take something from every mode.
 func TestMain(m *testing.M) {
 	unix.Umask(0o077)
-	os.Exit(m.Run())
+	code := m.Run()
+	if bin, err := built(); err == nil {
+		os.RemoveAll(bin)
+	}
+	os.Exit(code)
 }
 
 // program is a program that writes files and can be run without systemd.
@@ -174,7 +177,7 @@ type killer struct {
 const epoch = 1_700_000_000
 
 // few is how many moments are chosen for each transition if nobody asks for a number of kills.
-const few = 12
+const few = 8
 
 func (k *killer) run(t *testing.T, kills int) {
 	begin := time.Now()
@@ -492,21 +495,32 @@ func (k *killer) tree(t *testing.T) tree {
 	return all
 }
 
-// build builds the programs.
+// build returns the folder with the programs.
 func build(t *testing.T) string {
-	bin := t.TempDir()
-	gomod, err := exec.Command("go", "env", "GOMOD").Output()
+	t.Helper()
+	bin, err := built()
 	must(t, err)
-	source := path.Dir(strings.TrimSpace(string(gomod)))
-	for _, args := range [][]string{{"-o", bin + "/berth-generator", "./generator"}, {"-o", bin + "/", "./generator/berth", "./helpers/..."}} {
-		cmd := exec.Command("go", append([]string{"build"}, args...)...)
-		cmd.Dir, cmd.Env = source, append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", cmd.Args, err, bytes.TrimSpace(out))
-		}
-	}
 	return bin
 }
+
+var built = sync.OnceValues(func() (string, error) {
+	bin, err := os.MkdirTemp("", "berth-faults")
+	if err != nil {
+		return "", err
+	}
+	gomod, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return bin, err
+	}
+	for _, args := range [][]string{{"-o", bin + "/berth-generator", "./generator"}, {"-o", bin + "/", "./generator/berth", "./helpers/..."}} {
+		cmd := exec.Command("go", append([]string{"build"}, args...)...)
+		cmd.Dir, cmd.Env = path.Dir(string(gomod)), append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return bin, fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
+		}
+	}
+	return bin, nil
+})
 
 func must(t *testing.T, err error) {
 	t.Helper()

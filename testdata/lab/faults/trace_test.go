@@ -46,18 +46,43 @@ type result struct {
 	exit    int    // -1: it was killed
 }
 
-// disturb runs a program under ptrace(2). When any of its threads is about to make its n-th change (1 is the first), the program is killed
-// before that has an effect or, where errno is not 0, the call fails with it. n = 0 disturbs nothing, and counts.
+// disturb runs a program. When any of its threads is about to make its n-th change (1 is the first), the program is killed before that
+// has an effect or, where errno is not 0, the call fails with it. n = 0 disturbs nothing, and counts.
 func disturb(cmd *exec.Cmd, n int, errno syscall.Errno) (r result, err error) {
+	failing := 0
+	r.exit, err = trace(cmd, nil, func(pid int, info syscallInfo) (kill bool, err error) {
+		switch {
+		case pid == failing: // the call that was taken away ends
+			failing = 0
+			return false, answer(pid, errno)
+		case info.Op != entry || !isChange(pid, info):
+			return false, nil
+		}
+		if r.changes++; r.changes != n {
+			return false, nil
+		}
+		r.call = changes[info.Nr]
+		if errno == 0 {
+			return true, nil
+		}
+		failing = pid
+		return false, takeAway(pid)
+	})
+	return r, err
+}
+
+// trace runs a program under ptrace(2) and returns its exit code; -1: it was killed. started, if not nil, is called before its first
+// instruction, and call whenever a system call of any of its threads begins or ends; it says whether to kill the program.
+func trace(cmd *exec.Cmd, started func(pid int) error, call func(pid int, info syscallInfo) (kill bool, err error)) (exit int, err error) {
 	runtime.LockOSThread() // the thread is the tracer
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true, Setpgid: true, Pdeathsig: unix.SIGKILL}
 	if err := cmd.Start(); err != nil {
-		return r, err
+		return 0, err
 	}
 	leader := cmd.Process.Pid
 	defer func() { _ = cmd.Process.Release() }()
-	traced, killed, failing := false, false, 0
+	traced, killed := false, false
 	for {
 		var status unix.WaitStatus
 		// Threads are in the process group of their program: other children of this process are not taken from who waits for them.
@@ -66,15 +91,14 @@ func disturb(cmd *exec.Cmd, n int, errno syscall.Errno) (r result, err error) {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			return r, fmt.Errorf("wait4: %w", err)
+			return 0, fmt.Errorf("wait4: %w", err)
 		case status.Exited() && pid == leader:
-			r.exit = status.ExitStatus()
-			return r, nil
+			return status.ExitStatus(), nil
 		case status.Signaled() && pid == leader:
-			if r.exit = -1; !killed {
-				return r, fmt.Errorf("ended by %v", status.Signal())
+			if !killed {
+				return -1, fmt.Errorf("ended by %v", status.Signal())
 			}
-			return r, nil
+			return -1, nil
 		case !status.Stopped() || killed:
 			continue
 		}
@@ -83,29 +107,19 @@ func disturb(cmd *exec.Cmd, n int, errno syscall.Errno) (r result, err error) {
 		case !traced: // after execve
 			traced = true
 			err = unix.PtraceSetOptions(pid, unix.PTRACE_O_TRACESYSGOOD|unix.PTRACE_O_TRACECLONE|unix.PTRACE_O_EXITKILL)
-		case stop == unix.SIGTRAP|0x80 && pid == failing: // the call that was taken away ends
-			failing = 0
-			err = answer(pid, errno)
+			if err == nil && started != nil {
+				err = started(pid)
+			}
 		case stop == unix.SIGTRAP|0x80: // a system call begins or ends
 			var info syscallInfo
 			_, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceGetSyscallInfo, uintptr(pid), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0)
-			switch {
-			case e != 0:
+			if e != 0 {
 				err = fmt.Errorf("PTRACE_GET_SYSCALL_INFO: %w", e)
-			case info.Op != entry || !isChange(pid, info):
-			default:
-				if r.changes++; r.changes != n {
-					break
-				}
-				r.call = changes[info.Nr]
-				if errno != 0 {
-					failing = pid
-					err = takeAway(pid)
-					break
-				}
-				killed = true
+				break
+			}
+			if killed, err = call(pid, info); killed {
 				if err := unix.Kill(leader, unix.SIGKILL); err != nil {
-					return r, err
+					return 0, err
 				}
 				continue
 			}
@@ -117,7 +131,7 @@ func disturb(cmd *exec.Cmd, n int, errno syscall.Errno) (r result, err error) {
 			err = unix.PtraceSyscall(pid, signal)
 		}
 		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return r, fmt.Errorf("ptrace: %w", err)
+			return 0, fmt.Errorf("ptrace: %w", err)
 		}
 	}
 }
