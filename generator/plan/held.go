@@ -31,6 +31,13 @@ func Hold(slot string) []file.File {
 	return links
 }
 
+// Settings returns where render-config puts the settings of a slot's machine (systemd.nspawn(5)), and the drop-in with the devices that
+// not every machine has, relative to the root directory.
+func Settings(slot string) (nspawn, devices string) {
+	machine := goalstate.MachineName(slot)
+	return "run/systemd/nspawn/" + machine + ".nspawn", "run/systemd/system/systemd-nspawn@" + machine + ".service.d/60-berth-devices.conf"
+}
+
 // Held returns the slots that hold a claim on the host, sorted.
 func Held(root *file.Root) ([]string, error) {
 	entries, err := root.ReadDir(ClaimsDir)

@@ -78,19 +78,35 @@ func Release(ctx context.Context, s *step.Step) error {
 		return fmt.Errorf("the claim of slot %s is kept: machine %s is still alive: %s; to end it: %s",
 			s.Slot, goalstate.MachineName(s.Slot), life.form, life.cure)
 	}
-	var errs []error
-	folder := ""
-	for _, f := range plan.Hold(s.Slot) {
-		errs = append(errs, s.Root.Remove(f.Path))
-		folder = path.Dir(f.Path)
-	}
-	if err := s.Root.Remove(folder); !errors.Is(err, file.ErrRefused) { // else somebody else's are in it
-		errs = append(errs, err)
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := g.leave(); err != nil {
 		return err
 	}
 	return s.Root.Remove(claimFile(s.Slot))
+}
+
+// leave removes what goes with the claim. The settings of the machine stay for its next start, and for who compares them, unless the slot
+// was taken out of the goal state.
+func (g *guard) leave() error {
+	var gone []string
+	for _, f := range plan.Hold(g.step.Slot) {
+		gone = append(gone, f.Path)
+	}
+	goal, err := goalstate.Load(g.root)
+	if errors.Is(err, goalstate.ErrNone) || err == nil && goal.Slots[g.step.Slot] == nil {
+		nspawn, devices := plan.Settings(g.step.Slot)
+		gone = append(gone, nspawn, devices)
+	}
+	var errs []error
+	for _, name := range gone {
+		errs = append(errs, g.root.Remove(name))
+		// Its folder, if it is the unit's own and nothing of somebody else is in it.
+		if dir := path.Dir(name); path.Base(dir) != "nspawn" {
+			if err := g.root.Remove(dir); !errors.Is(err, file.ErrRefused) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func claimFile(slot string) string { return plan.ClaimsDir + "/" + slot }
