@@ -23,6 +23,7 @@ func TestFaults(t *testing.T) {
 	if *faults == 0 {
 		t.Skip("only with -faults N")
 	}
+	patience = 20 * time.Minute // of hundreds of kills in one command
 	for _, suite := range lab.Suites {
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
