@@ -538,7 +538,7 @@ func temporary(base string) string { return "." + base + ".berth" }
 // sweep removes what a kill has left of a write of base. That it cannot, as where nothing can be written, does no harm.
 func (d *folder) sweep(base string) { _ = unix.Unlinkat(int(d.dir.Fd()), temporary(base), 0) }
 
-// putNamedFile is putFile for file systems that have no files without a name, as NFS, and overlayfs before Linux 6.3.
+// putNamedFile is putFile for file systems that have no files without a name, as NFS, and overlayfs of older kernels.
 // Its temporary file has a name all the time, and a lock by which the next writer of the same file knows that it is still being
 // written. renameio makes it and renames it.
 func (d *folder) putNamedFile(f File, base string) (err error) {

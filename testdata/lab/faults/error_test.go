@@ -34,7 +34,7 @@ func TestErrors(t *testing.T) {
 					step = max(1, changes/few)
 				}
 				for n := 1 + k.random.IntN(step); n <= changes && !t.Failed(); n += step {
-					_, exit := k.fail(t, tr, n, []syscall.Errno{unix.ENOSPC, unix.EIO, unix.EROFS, unix.EDQUOT}[k.random.IntN(4)])
+					_, exit := k.fail(t, tr, n, []syscall.Errno{unix.ENOSPC, unix.EIO, unix.EROFS, unix.EDQUOT, unix.EMFILE}[k.random.IntN(5)])
 					exits[exit]++
 				}
 			}
