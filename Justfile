@@ -30,6 +30,10 @@ fuzz TIME="1m" NAME="":
 real *ARGUMENTS:
     .ci/run real {{ARGUMENTS}}
 
+# Kill everything at all moments, for instance: just faults -seed=42
+faults *ARGUMENTS:
+    .ci/run faults {{ARGUMENTS}}
+
 # Show a node start in the lab, for instance: just demo bookworm
 demo SUITE="trixie":
     go run ./testdata/lab/cmd/lab demo {{SUITE}}

@@ -39,6 +39,7 @@ func main() {
 	if os.Getenv("SYSTEMD_SCOPE") == "user" || os.Getenv("SYSTEMD_IN_INITRD") == "1" {
 		return
 	}
+	file.SetUmask()
 	root, err := file.OpenRoot(cmp.Or(os.Getenv("BERTH_ROOT"), "/"))
 	log := kernlog.Open(root, "berth-generator", os.Stderr)
 	time.AfterFunc(bound, func() {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -47,7 +46,7 @@ type Result struct {
 	Boot    string   `json:"boot"`    // the slot that starts at boot; empty: none
 	Slots   []string `json:"slots"`   // sorted
 	Wrote   []string `json:"wrote"`   // files and links that were not there, or not as they should be
-	Removed []string `json:"removed"` // of slots that are not in the goal state any more, or left half-written by a bake that was killed
+	Removed []string `json:"removed"` // of slots that are not in the goal state any more
 	Right   int      `json:"right"`   // number of files and links that were right already
 	// Warnings tell what may keep the image from starting a node, or what it gives away.
 	Warnings []string `json:"warnings"`
@@ -79,8 +78,10 @@ func Bake(root *file.Root, o Options) (*Result, error) {
 type image struct {
 	goal  *goalstate.GoalState
 	files []file.File // sorted
-	// gone is what an earlier bake wrote and this one would not, or was killed writing; sorted.
-	gone     []string
+	// gone is what an earlier bake wrote and this one would not; sorted.
+	gone []string
+	// folders of these, which go with them or, where a bake was killed, after them, unless somebody else's files are in them.
+	folders  []string
 	warnings []string
 }
 
@@ -135,7 +136,13 @@ func prepare(root *file.Root, o Options) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	i.gone, err = gone(root, i.files, left)
+	for _, name := range left {
+		i.gone = append(i.gone, path.Join(plan.BakedDir, name))
+	}
+	folders, err := plan.LeftFolders(root, generated)
+	for _, name := range folders {
+		i.folders = append(i.folders, path.Join(plan.BakedDir, name))
+	}
 	return i, err
 }
 
@@ -268,40 +275,6 @@ func wantPrograms(root *file.Root, files []file.File) error {
 		"copied (--with-programs), or leave out all but the generated units (--generated-only)", strings.Join(missing, ", "))
 }
 
-// gone returns what an earlier bake wrote and this one, of files, would not: left, relative to plan.BakedDir, and what was half-written.
-func gone(root *file.Root, files []file.File, left []string) ([]string, error) {
-	wanted := make(map[string]bool)
-	folders := make(map[string]bool)
-	for _, f := range files {
-		wanted[f.Path] = true
-		for dir := path.Dir(f.Path); dir != "." && !folders[dir]; dir = path.Dir(dir) {
-			folders[dir] = true
-		}
-	}
-	var gone []string
-	for _, name := range left {
-		name = path.Join(plan.BakedDir, name)
-		gone = append(gone, name)
-		folders[path.Dir(name)] = true
-	}
-	for _, dir := range append(slices.Sorted(maps.Keys(folders)), ".") {
-		entries, err := root.ReadDir(dir)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		for _, e := range entries {
-			// file.Root's temporary names: a dot, the name, a number.
-			name := path.Join(dir, strings.TrimRight(strings.TrimPrefix(e.Name(), "."), "0123456789"))
-			half := path.Join(dir, e.Name())
-			if strings.HasPrefix(e.Name(), ".") && half != path.Join(dir, "."+path.Base(name)) && (wanted[name] || folders[name] || slices.Contains(gone, name)) {
-				gone = append(gone, half)
-			}
-		}
-	}
-	slices.Sort(gone)
-	return gone, nil
-}
-
 // write makes the image as it was planned.
 func (i *image) write(root *file.Root, epoch time.Time) (*Result, error) {
 	var errs []error
@@ -312,11 +285,10 @@ func (i *image) write(root *file.Root, epoch time.Time) (*Result, error) {
 			continue
 		}
 		removed = append(removed, "/"+name)
-		// The folder of drop-ins or of links goes too, unless somebody else's are in it.
-		if dir := path.Dir(name); path.Dir(dir) == plan.BakedDir {
-			if err := root.Remove(dir); err != nil && !errors.Is(err, file.ErrRefused) {
-				errs = append(errs, err)
-			}
+	}
+	for _, name := range i.folders {
+		if err := root.Remove(name); err != nil && !errors.Is(err, file.ErrRefused) {
+			errs = append(errs, err)
 		}
 	}
 	changed, err := root.WriteAll(i.files)

@@ -236,19 +236,6 @@ func TestKill(t *testing.T) {
 		}
 	}
 	t.Logf("%d half-written files", halves)
-
-	// Whatever the moments were.
-	write(t, dir, plan.BakedDir+"/.node@a.service123", "half")
-	write(t, dir, plan.BakedDir+"/.other.service123", "not ours")
-	write(t, dir, plan.BakedDir+"/.node@a.service", "not ours")
-	write(t, dir, "usr/lib/.hidden", "not ours")
-	must(t, os.Mkdir(filepath.Join(dir, plan.BakedDir, ".node-kubelet@a.service.d42"), 0o700))
-	result, err := Bake(open(t, dir), options)
-	must(t, err)
-	want := []string{"/" + plan.BakedDir + "/.node-kubelet@a.service.d42", "/" + plan.BakedDir + "/.node@a.service123"}
-	if diff := cmp.Diff(want, result.Removed); diff != "" {
-		t.Errorf("removed, -want +got:\n%s", diff)
-	}
 }
 
 // TestLinks has links of all kinds in the way: nothing outside the image is changed.

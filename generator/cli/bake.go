@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"berth/generator/bake"
+	"berth/generator/file"
 )
 
 func bakeCommand() *cli.Command {
@@ -96,6 +97,7 @@ func runBake(c *cli.Context) error {
 			return err
 		}
 	}
+	file.SetUmask()
 	image, err := openRoot(dir)
 	if err != nil {
 		return err

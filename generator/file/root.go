@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path"
 	"slices"
@@ -56,6 +55,10 @@ type Root struct {
 	called string   // in messages, if not by its path
 }
 
+// SetUmask gives the process the umask that systemd gives to services (UMask= of systemd.exec(5)), whoever started it. Every program that
+// writes calls it first: a folder then has its mode from the start, and keeps it if the program is killed at once.
+func SetUmask() { unix.Umask(0o022) }
+
 // OpenRoot returns a Root for dir, which must be a folder. Links in dir itself belong to the caller and are followed.
 func OpenRoot(dir string) (*Root, error) {
 	f, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -82,8 +85,8 @@ func (r *Root) Name() string { return r.dir.Name() }
 // replaced. Anything else in its place (a folder, device, FIFO or socket) is refused. A folder that is there already
 // only gets its mode set; there a link to a folder counts as the folder, as /var/lib/kubelet often is one.
 //
-// Modes are exact whatever the umask. A new file is 0600 until its own mode is set, before it has content. Only a kill
-// can leave a temporary file behind; its name is a dot, the last element of f.Path and a number.
+// Modes are exact whatever the umask; no file has a name before it has its mode and content. A kill in the short moment in which the
+// new has a name beside the old leaves a temporary name, which the next Write or Remove of f.Path removes.
 func (r *Root) Write(f File) (changed bool, err error) {
 	changed, dir, err := r.write(f, nil)
 	dir.close()
@@ -117,6 +120,7 @@ func (r *Root) Remove(name string) error {
 		return r.wrap(name, err)
 	}
 	defer dir.Close()
+	(&folder{dir: dir}).sweep(base)
 	err = unix.Unlinkat(int(dir.Fd()), base, 0)
 	if err == unix.EISDIR {
 		err = unix.Unlinkat(int(dir.Fd()), base, unix.AT_REMOVEDIR)
@@ -359,7 +363,7 @@ func (r *Root) Readlink(name string) (string, error) {
 type folder struct {
 	path string
 	dir  *os.File // O_PATH
-	root *os.Root // the same folder, for renameio; nil until something must be written
+	root *os.Root // the same folder, for renameio; nil until that must write something
 }
 
 func (d *folder) close() {
@@ -426,16 +430,13 @@ func (r *Root) replace(d *folder, p string, f File) (bool, error) {
 			return false, r.refuse(p, "is "+kind(info), "want a regular file, a symbolic link, or nothing in this place")
 		}
 		if same(h, info, f) {
+			d.sweep(base)
 			return false, nil
 		}
 	} else if !errors.Is(err, unix.ENOENT) {
 		return false, r.wrap(p, err)
 	}
-	if f.Mode.Type() == fs.ModeSymlink {
-		err = d.symlink(string(f.Content), base)
-	} else {
-		err = d.replaceFile(f, base)
-	}
+	err = d.put(f, base)
 	return err == nil, r.wrap(p, err)
 }
 
@@ -464,33 +465,129 @@ func same(h *os.File, info fs.FileInfo, f File) bool {
 // mode is, so a secret that was handed to another user is not what was asked for.
 func ours(info fs.FileInfo) bool { return int(info.Sys().(*syscall.Stat_t).Uid) == os.Geteuid() }
 
-// replaceFile leaves the temporary file and the rename to renameio.
-func (d *folder) replaceFile(f File, base string) (err error) {
+// put makes f exist in the folder, a regular file or a link, in place of a regular file or a link, if there is one.
+func (d *folder) put(f File, base string) error {
+	var err error
+	// Another writer of the same file can take the temporary name away, but not all the time.
+	for range 100 {
+		if f.Mode.Type() == fs.ModeSymlink {
+			err = d.install(base, func(name string) error { return unix.Symlinkat(string(f.Content), int(d.dir.Fd()), name) })
+		} else {
+			err = d.putFile(f, base)
+		}
+		if !errors.Is(err, unix.ENOENT) {
+			break
+		}
+	}
+	return err
+}
+
+// putFile writes the content into a file without a name, which is gone if this process is (O_TMPFILE of open(2)). The name comes
+// when all is done, and with it, at once, the right mode and content.
+func (d *folder) putFile(f File, base string) error {
+	fd, err := unix.Openat(int(d.dir.Fd()), ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	if err == unix.EOPNOTSUPP {
+		return d.putNamedFile(f, base)
+	}
+	if err != nil {
+		return err
+	}
+	t := os.NewFile(uintptr(fd), base)
+	defer t.Close()
+	if err := t.Chmod(f.Mode.Perm()); err != nil {
+		return err
+	}
+	if _, err := t.Write(f.Content); err != nil {
+		return err
+	}
+	if err := t.Sync(); err != nil {
+		return err
+	}
+	return d.install(base, func(name string) error {
+		// AT_EMPTY_PATH instead would need a capability.
+		return unix.Linkat(unix.AT_FDCWD, procPath(t), int(d.dir.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+	})
+}
+
+// install has link, which makes a name for something that is ready, make the name base. Only where there is something to replace,
+// the new has another name first, for no longer than two system calls take. It is always the same: whoever writes, checks or
+// removes base next removes what a kill has left in between. ENOENT tells that somebody has done so too early.
+func (d *folder) install(base string, link func(name string) error) error {
+	err := link(base)
+	if err != unix.EEXIST {
+		return err
+	}
+	fd, tmp := int(d.dir.Fd()), temporary(base)
+	if err = link(tmp); err == unix.EEXIST {
+		d.sweep(base)
+		err = link(tmp)
+	}
+	if err != nil {
+		return err
+	}
+	if err = unix.Renameat(fd, tmp, fd, base); err != nil {
+		d.sweep(base)
+	}
+	return err
+}
+
+// temporary is the name that something has on its way to base. Nobody takes it for a unit, a drop-in or a part of a
+// configuration: it begins with a dot and has an ending of its own.
+func temporary(base string) string { return "." + base + ".berth" }
+
+// sweep removes what a kill has left of a write of base. That it cannot, as where nothing can be written, does no harm.
+func (d *folder) sweep(base string) { _ = unix.Unlinkat(int(d.dir.Fd()), temporary(base), 0) }
+
+// putNamedFile is putFile for file systems that have no files without a name, as NFS, and overlayfs of older kernels.
+// Its temporary file has a name all the time, and a lock by which the next writer of the same file knows that it is still being
+// written. renameio makes it and renames it.
+func (d *folder) putNamedFile(f File, base string) (err error) {
 	if d.root == nil {
 		if d.root, err = os.OpenRoot(procPath(d.dir)); err != nil {
 			return err
 		}
+	}
+	d.sweep(base) // a link
+	if err := d.sweepNamed(base); err != nil {
+		return err
 	}
 	t, err := renameio.NewPendingFile(base, renameio.WithRoot(d.root), renameio.WithStaticPermissions(f.Mode.Perm()))
 	if err != nil {
 		return err
 	}
 	defer t.Cleanup()
+	// Where there are no locks either, a kill leaves the file for good.
+	_ = unix.Flock(int(t.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if _, err := t.Write(f.Content); err != nil {
 		return err
 	}
 	return t.CloseAtomicallyReplace()
 }
 
-// symlink is not renameio's SymlinkRoot, which makes a folder for the temporary link and removes it again.
-func (d *folder) symlink(target, base string) error {
-	fd, tmp := int(d.dir.Fd()), temporary(base)
-	if err := unix.Symlinkat(target, fd, tmp); err != nil {
+// sweepNamed removes what killed writers of base have left: regular files with a name of renameio's that nobody has locked.
+func (d *folder) sweepNamed(base string) error {
+	list, err := d.root.Open(".")
+	if err != nil {
 		return err
 	}
-	err := unix.Renameat(fd, tmp, fd, base)
-	if err != nil {
-		unix.Unlinkat(fd, tmp, 0)
+	defer list.Close()
+	entries, err := list.ReadDir(-1)
+	for _, e := range entries {
+		number, ok := strings.CutPrefix(e.Name(), "."+base)
+		if _, err := strconv.ParseUint(number, 10, 64); !ok || err != nil || !e.Type().IsRegular() {
+			continue
+		}
+		h, _, err := look(d.dir, e.Name())
+		if err != nil {
+			continue
+		}
+		if f, err := reopen(h); err == nil {
+			if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+				_ = unix.Unlinkat(int(d.dir.Fd()), e.Name(), 0)
+			}
+			f.Close()
+		}
+		h.Close()
 	}
 	return err
 }
@@ -560,31 +657,27 @@ func (r *Root) openDir(p string) (*os.File, error) {
 	return h, nil
 }
 
-// mkdir makes a folder that has its final mode from the start, and opens it as O_PATH.
-func mkdir(dir *os.File, base string, mode fs.FileMode) (h *os.File, err error) {
-	fd, tmp := int(dir.Fd()), temporary(base)
-	if err := unix.Mkdirat(fd, tmp, 0o700); err != nil {
+// mkdir makes a folder and opens it as O_PATH. Where the umask or an access control list takes something from the mode, the
+// folder is without it for a moment.
+func mkdir(dir *os.File, base string, mode fs.FileMode) (*os.File, error) {
+	if err := unix.Mkdirat(int(dir.Fd()), base, uint32(mode.Perm())); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			unix.Unlinkat(fd, tmp, unix.AT_REMOVEDIR)
-			h.Close()
-			h = nil
-		}
-	}()
-	if h, _, err = look(dir, tmp); err != nil {
-		return h, err
+	h, info, err := look(dir, base)
+	if err != nil {
+		return nil, err
 	}
-	if err := os.Chmod(procPath(h), mode); err != nil {
-		return h, err
+	if !info.IsDir() { // somebody was faster
+		err = unix.ENOTDIR
+	} else if info.Mode().Perm() != mode {
+		err = os.Chmod(procPath(h), mode)
 	}
-	// Without NOREPLACE this would take an empty folder away from another writer that has just opened it.
-	return h, unix.Renameat2(fd, tmp, fd, base, unix.RENAME_NOREPLACE)
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
 }
-
-// temporary returns a name of the form that renameio uses as well.
-func temporary(base string) string { return "." + base + strconv.FormatInt(rand.Int64(), 10) }
 
 // lookup opens what name leads to as O_PATH. Securejoin's OpenatInRoot makes the same call, but then asks /proc for the
 // name of what it got, which takes four times as long; so it only gets what a first try leaves open: retries while the
@@ -699,6 +792,12 @@ func (r *Root) wrap(name string, err error) error {
 	// The libraries' PathErrors would repeat the path, as a temporary name or as it looks from outside.
 	for perr := (*fs.PathError)(nil); errors.As(err, &perr); {
 		err = perr.Err
+	}
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		err = fmt.Errorf("%w: make room there (see: df, df --inodes)", err)
+	case errors.Is(err, unix.EROFS):
+		err = fmt.Errorf("%w: mount it so that it can be written to", err)
 	}
 	return fmt.Errorf("%s: %w", place(name, r.shown()), err)
 }

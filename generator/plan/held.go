@@ -15,6 +15,29 @@ import (
 // ClaimsDir holds a file for each slot that holds a claim on the host, below the root directory. peer-guard writes them.
 const ClaimsDir = "run/berth/claims"
 
+// Hold returns what a claim brings with it, with paths relative to the root directory: links by which systemd knows what the slot's
+// machine requires (systemd.unit(5), "UNIT.requires/"). The generated drop-in says the same, but not after a daemon-reload whose
+// generator was killed, or found no room to write in /run. Nothing would need the guard then, which is StopWhenUnneeded=, and
+// systemd would stop it, and the node with it.
+func Hold(slot string) []file.File {
+	dir := "run/systemd/system/systemd-nspawn@" + goalstate.MachineName(slot) + ".service.requires"
+	var links []file.File
+	for _, template := range before {
+		links = append(links, file.File{
+			Path: path.Join(dir, template+"@"+slot+".service"), Mode: fs.ModeSymlink | 0o777,
+			Content: []byte(path.Join(unitDir, template+"@.service")),
+		})
+	}
+	return links
+}
+
+// Settings returns where render-config puts the settings of a slot's machine (systemd.nspawn(5)), and the drop-in with the devices that
+// not every machine has, relative to the root directory.
+func Settings(slot string) (nspawn, devices string) {
+	machine := goalstate.MachineName(slot)
+	return "run/systemd/nspawn/" + machine + ".nspawn", "run/systemd/system/systemd-nspawn@" + machine + ".service.d/60-berth-devices.conf"
+}
+
 // Held returns the slots that hold a claim on the host, sorted.
 func Held(root *file.Root) ([]string, error) {
 	entries, err := root.ReadDir(ClaimsDir)
@@ -47,6 +70,26 @@ const Header = "# Made by berth-generator from "
 func Left(root *file.Root, planned []file.File) ([]string, error) {
 	left, err := leftover(root, BakedDir, planned)
 	return slices.DeleteFunc(left, func(name string) bool { return !made(root, path.Join(BakedDir, name)) }), err
+}
+
+// LeftFolders returns the folders in BakedDir that are there for files of a plan, and of planned hold none, with paths relative to it.
+// What else is in them is somebody else's.
+func LeftFolders(root *file.Root, planned []file.File) ([]string, error) {
+	wanted := make(map[string]bool, len(planned))
+	for _, f := range planned {
+		wanted[path.Dir(f.Path)] = true
+	}
+	entries, err := root.ReadDir(BakedDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var left []string
+	for _, e := range entries {
+		if name := e.Name(); e.IsDir() && !wanted[name] && (name == wants || SlotOf(path.Join(name, dropIn)) != "") {
+			left = append(left, name)
+		}
+	}
+	return left, err
 }
 
 // made tells whether a file with a name from a plan comes from one. What cannot be read does not.

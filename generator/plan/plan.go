@@ -114,10 +114,12 @@ func (p *planner) machine(slot string, t goalstate.Timeouts) {
 		"BPFFS":   bpffs(slot),
 		"START":   seconds(t.Ready),
 		"DEVICES": device.Lines(),
-		"BEFORE": strings.Join(instances(slot,
-			"node-peer-guard", "node-render-nspawn", "node-render-containerd", "node-render-kubelet"), " "),
+		"BEFORE":  strings.Join(instances(slot, before...), " "),
 	})
 }
+
+// before are the templates of the steps that the machine requires.
+var before = []string{"node-peer-guard", "node-render-nspawn", "node-render-containerd", "node-render-kubelet"}
 
 // bpffs is the unit that mounts the bpf file system of the slot's machine.
 func bpffs(slot string) string {

@@ -93,7 +93,7 @@ func noMachine(name string, err error) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("ask systemd-machined for %s: %w", name, err)
+		return fmt.Errorf("ask systemd-machined for %s: %w", name, unanswered(err))
 	}
 	return nil
 }

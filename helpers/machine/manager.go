@@ -66,7 +66,7 @@ func Look(ctx context.Context, root *file.Root) (*Manager, error) {
 		}
 		return conn, nil
 	}
-	if err := m.connect(m.dial); err != nil {
+	if err := m.connect(ctx, m.dial); err != nil {
 		return nil, fmt.Errorf("the host's systemd: %w", err)
 	}
 	return m, nil
@@ -76,13 +76,13 @@ func Look(ctx context.Context, root *file.Root) (*Manager, error) {
 // processes see it (Machine.Root).
 func Inside(ctx context.Context, root *file.Root) (*Manager, error) {
 	m := &Manager{events: make(chan struct{}, 1)}
-	if err := m.connect(func() (*godbus.Conn, error) { return dial(ctx, root, busSocket, true) }); err != nil {
+	if err := m.connect(ctx, func() (*godbus.Conn, error) { return dial(ctx, root, busSocket, true) }); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-func (m *Manager) connect(dial func() (*godbus.Conn, error)) error {
+func (m *Manager) connect(ctx context.Context, dial func() (*godbus.Conn, error)) error {
 	conn, err := dbus.NewConnection(func() (*godbus.Conn, error) {
 		bus, err := dial()
 		if err != nil {
@@ -103,7 +103,14 @@ func (m *Manager) connect(dial func() (*godbus.Conn, error)) error {
 	if err != nil {
 		return err
 	}
-	if err := conn.Subscribe(); err != nil {
+	greet, cancel := context.WithTimeout(ctx, greeting)
+	defer cancel()
+	stop := context.AfterFunc(greet, conn.Close)
+	err = conn.Subscribe()
+	if !stop() && err != nil { // its own error is that the connection was closed
+		err = fmt.Errorf("its systemd gives %w", unanswered(greet.Err()))
+	}
+	if err != nil {
 		conn.Close()
 		return err
 	}
@@ -124,8 +131,8 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 	for {
 		err := call()
 		var answer godbus.Error
-		if err == nil || m.dial == nil || errors.As(err, &answer) && !away(answer) {
-			return err
+		if err == nil || m.dial == nil || errors.As(err, &answer) && !away(answer) || errors.Is(err, context.DeadlineExceeded) {
+			return unanswered(err)
 		}
 		m.Close()
 		if m.reconnect(ctx) != nil || ctx.Err() != nil {
@@ -146,7 +153,7 @@ func away(answer godbus.Error) bool {
 // reconnect connects until it succeeds or ctx ends.
 func (m *Manager) reconnect(ctx context.Context) error {
 	for {
-		err := m.connect(m.dial)
+		err := m.connect(ctx, m.dial)
 		if err == nil {
 			return nil
 		}
@@ -181,15 +188,33 @@ func dial(ctx context.Context, root *file.Root, socket string, hello bool) (*god
 	if err != nil {
 		return nil, err
 	}
+	greet, cancel := context.WithTimeout(ctx, greeting)
+	defer cancel()
+	stop := context.AfterFunc(greet, func() { conn.Close() })
 	err = conn.Auth([]godbus.Auth{godbus.AuthExternal(strconv.Itoa(os.Getuid()))})
 	if err == nil && hello {
 		err = conn.Hello()
+	}
+	if !stop() && err != nil { // its own error is that the connection was closed
+		err = fmt.Errorf("no answer on /%s: %w: see whether what serves it is stopped, or overloaded", socket, greet.Err())
 	}
 	if err != nil {
 		conn.Close()
 		return nil, err
 	}
 	return conn, nil
+}
+
+// greeting bounds the first words on a connection: a process that is stopped (SIGSTOP, a frozen cgroup) takes connections, and never
+// answers. It is what libsystemd gives every call (BUS_DEFAULT_TIMEOUT), more than a bus needs that is just being started.
+const greeting = 25 * time.Second
+
+// unanswered says in plain words that there was no answer in time.
+func unanswered(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("no answer: %w", err)
+	}
+	return err
 }
 
 // Version returns systemd's version, as in "257.13-1~deb13u1".

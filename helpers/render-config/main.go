@@ -51,7 +51,7 @@ func run(ctx context.Context, s *step.Step) error {
 		}
 	case parts.Containerd:
 	case parts.Kubelet:
-		warnOfSecrets(s, slot)
+		warnOfSecrets(s, state.Files, slot)
 	default:
 		return &step.Failure{Code: step.ExitUsage, Err: fmt.Errorf("part %q: want nspawn, containerd or kubelet", name)}
 	}
@@ -68,8 +68,8 @@ func run(ctx context.Context, s *step.Step) error {
 
 // warnOfSecrets tells of secrets that users other than root can read. The slot starts all the same: they have been able to read them
 // before, and a node that stays down helps nobody.
-func warnOfSecrets(s *step.Step, slot *goalstate.Slot) {
-	secrets := append(hostcheck.Secrets(s.Root, goalstate.Files(s.Root)), hostcheck.TokenFile(s.Root, slot.Kubelet)...)
+func warnOfSecrets(s *step.Step, files []goalstate.Source, slot *goalstate.Slot) {
+	secrets := append(hostcheck.Secrets(s.Root, files), hostcheck.TokenFile(s.Root, slot.Kubelet)...)
 	for _, f := range hostcheck.CheckSecrets(hostcheck.Facts{Secrets: secrets}) {
 		if f.Severity == hostcheck.Error {
 			s.Warn("%s: %s: %s", f.Subject, f.Problem, f.Cure)

@@ -9,6 +9,7 @@ import (
 
 	"berth/generator/device"
 	"berth/generator/goalstate"
+	"berth/generator/plan"
 	"berth/generator/unit"
 	"berth/helpers/facts"
 )
@@ -22,7 +23,6 @@ const resolveDir = "/run/host-resolve"
 // once.
 func NSpawn(slot *goalstate.Slot, sources []string, h facts.Host) (Output, error) {
 	r := &renderer{slot: slot, sources: sources}
-	machine := slot.MachineName()
 	hostname := r.nodeName(h)
 	if len(hostname) > 64 {
 		// The kernel takes no longer one (HOST_NAME_MAX), while a node's name may be longer. Kubelet is told all of it.
@@ -38,10 +38,10 @@ func NSpawn(slot *goalstate.Slot, sources []string, h facts.Host) (Output, error
 			allow = append(allow, "DeviceAllow="+unit.Word(node)+" rwm")
 		}
 	}
-	r.add("run/systemd/nspawn/"+machine+".nspawn", "machine.nspawn", map[string]string{
+	settings, extra := plan.Settings(slot.Name)
+	r.add(settings, "machine.nspawn", map[string]string{
 		"HOSTNAME": hostname, "BINDS": r.bindLines(binds),
 	})
-	extra := "run/systemd/system/systemd-nspawn@" + machine + ".service.d/60-berth-devices.conf"
 	if len(allow) > 0 {
 		r.add(extra, "devices.conf", map[string]string{"DEVICES": strings.Join(allow, "\n")})
 	} else {

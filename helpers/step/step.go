@@ -123,6 +123,7 @@ func Main(c Command) int {
 		s.Args[name] = flags.Arg(i)
 	}
 	s.Slot = s.Args["SLOT"]
+	file.SetUmask()
 	if err := s.prepare(*root, os.Getenv("BERTH_BUDGET")); err != nil {
 		s.Error(err)
 		return ExitUsage
@@ -133,11 +134,19 @@ func Main(c Command) int {
 		ctx, cancel = context.WithTimeout(ctx, s.Budget)
 		defer cancel()
 	}
-	err := c.Run(ctx, s)
+	err := s.inBudget(ctx, c.Run(ctx, s))
 	if err != nil {
 		s.Error(err)
 	}
 	return Code(err)
+}
+
+// inBudget makes the error of a run whose budget was used up one that says so, unless the run has said what its exit code is.
+func (s *Step) inBudget(ctx context.Context, err error) error {
+	if err == nil || !errors.Is(ctx.Err(), context.DeadlineExceeded) || Code(err) != ExitFailed {
+		return err
+	}
+	return s.Late("slot "+s.Slot, err.Error())
 }
 
 // prepare checks what came with the command line and the environment.

@@ -187,3 +187,31 @@ func TestWaitEndsWithTheBudget(t *testing.T) {
 		}
 	}
 }
+
+func TestInBudget(t *testing.T) {
+	late, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
+	defer cancel()
+	failed := errors.New("ask systemd for its units: no answer")
+	for _, tt := range []struct {
+		ctx  context.Context
+		err  error
+		want string
+		code int
+		why  string
+	}{
+		{t.Context(), nil, "", ExitDone, "done"},
+		{late, nil, "", ExitDone, "done at the last moment"},
+		{t.Context(), failed, failed.Error(), ExitFailed, "failed in time"},
+		{late, failed, "slot a: not within 3s: " + failed.Error(), ExitNotReady, "failed because the time was over"},
+		{late, Refusedf("refused"), "refused", ExitRefused, "it knows better"},
+	} {
+		err := (&Step{Slot: "a", Budget: 3 * time.Second}).inBudget(tt.ctx, tt.err)
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != tt.want || Code(err) != tt.code {
+			t.Errorf("%s: %q, exit code %d; want %q, %d", tt.why, text, Code(err), tt.want, tt.code)
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -48,8 +49,10 @@ func Take(ctx context.Context, s *step.Step) error {
 	if err := g.clear(ctx, slot.MachineName()); err != nil {
 		return err
 	}
-	_, err = s.Root.Write(file.File{Path: claimFile(s.Slot), Mode: 0o644, Content: []byte(
-		"# Made by peer-guard: slot " + s.Slot + " holds this host. To release it: systemctl stop node@" + s.Slot + ".service\n")})
+	// The claim comes first and goes last: a release looks for nothing else without it.
+	_, err = s.Root.WriteAll(append([]file.File{{Path: claimFile(s.Slot), Mode: 0o644, Content: []byte(
+		"# Made by peer-guard: slot " + s.Slot + " holds this host. To release it: systemctl stop node@" + s.Slot + ".service\n")}},
+		plan.Hold(s.Slot)...))
 	if err != nil {
 		return err
 	}
@@ -76,7 +79,35 @@ func Release(ctx context.Context, s *step.Step) error {
 		return fmt.Errorf("the claim of slot %s is kept: machine %s is still alive: %s; to end it: %s",
 			s.Slot, goalstate.MachineName(s.Slot), life.form, life.cure)
 	}
+	if err := g.leave(); err != nil {
+		return err
+	}
 	return s.Root.Remove(claimFile(s.Slot))
+}
+
+// leave removes what goes with the claim. The settings of the machine stay for its next start, and for who compares them, unless the slot
+// was taken out of the goal state.
+func (g *guard) leave() error {
+	var gone []string
+	for _, f := range plan.Hold(g.step.Slot) {
+		gone = append(gone, f.Path)
+	}
+	goal, err := goalstate.Load(g.root)
+	if errors.Is(err, goalstate.ErrNone) || err == nil && goal.Slots[g.step.Slot] == nil {
+		nspawn, devices := plan.Settings(g.step.Slot)
+		gone = append(gone, nspawn, devices)
+	}
+	var errs []error
+	for _, name := range gone {
+		errs = append(errs, g.root.Remove(name))
+		// Its folder, if it is the unit's own and nothing of somebody else is in it.
+		if dir := path.Dir(name); path.Base(dir) != "nspawn" {
+			if err := g.root.Remove(dir); !errors.Is(err, file.ErrRefused) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func claimFile(slot string) string { return plan.ClaimsDir + "/" + slot }
@@ -99,8 +130,7 @@ func open(ctx context.Context, s *step.Step, activate bool) (*guard, error) {
 	if g.lock, err = os.OpenFile(filepath.Join(s.Root.Name(), filepath.Dir(plan.ClaimsDir), "lock"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
 		return nil, err
 	}
-	// It is held for a few calls over D-Bus, which ctx bounds; TimeoutStartSec= bounds the wait for it.
-	if err = unix.Flock(int(g.lock.Fd()), unix.LOCK_EX); err == nil {
+	if err = g.acquire(ctx); err == nil {
 		if g.systemd, err = machine.Host(ctx, s.Root); err == nil {
 			g.machined, err = machine.DialMachined(ctx, s.Root, activate)
 		}
@@ -110,6 +140,19 @@ func open(ctx context.Context, s *step.Step, activate bool) (*guard, error) {
 		return nil, err
 	}
 	return g, nil
+}
+
+// acquire waits for the lock. Another peer-guard holds it for a few calls over D-Bus.
+func (g *guard) acquire(ctx context.Context) error {
+	fd := int(g.lock.Fd())
+	locked := make(chan error, 1)
+	go func() { locked <- unix.Flock(fd, unix.LOCK_EX) }()
+	select {
+	case err := <-locked:
+		return err
+	case <-ctx.Done():
+		return g.step.Late("the lock of the claims", "another peer-guard holds it (see: fuser --verbose "+g.lock.Name()+")")
+	}
 }
 
 func (g *guard) close() {

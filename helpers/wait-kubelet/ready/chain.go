@@ -38,9 +38,19 @@ func Down(ctx context.Context, s *step.Step) error {
 // watchChain waits until the last step is done. It has no deadline of its own: each step has one, and before the first a
 // host that boots may wait for its network.
 func watchChain(ctx context.Context, s *step.Step, host *machine.Manager) error {
+	// A restart's stop may not be over yet, although Down waits for it: Down itself can be killed.
+	halt := machine.NewHalt(s.Root, host, goalstate.MachineName(s.Slot))
 	return s.Wait(ctx, "the steps of slot "+s.Slot, host.Events(), func(ctx context.Context) (step.State, error) {
-		pending, err := chainPending(ctx, s, host)
-		return step.State{Done: err == nil && pending == "", Seen: pending}, err
+		units, err := host.Units(ctx, machine.Chain(s.Slot)...)
+		if err != nil {
+			return step.State{}, err
+		}
+		again, err := halt.Repeat(ctx, units[machine.MachineStep])
+		if err != nil {
+			return step.State{}, err
+		}
+		pending, err := pendingOf(ctx, s, host, units)
+		return step.State{Done: err == nil && pending == "", Seen: pending, Again: again}, err
 	})
 }
 
@@ -50,6 +60,11 @@ func chainPending(ctx context.Context, s *step.Step, host *machine.Manager) (str
 	if err != nil {
 		return "", err
 	}
+	return pendingOf(ctx, s, host, units)
+}
+
+// pendingOf is chainPending of what the units were at one moment.
+func pendingOf(ctx context.Context, s *step.Step, host *machine.Manager, units []machine.Unit) (string, error) {
 	pending, busy := "", false
 	for _, u := range units {
 		busy = busy || u.Busy() || u.Active == "deactivating" // whether it fails or is tried again is not known yet

@@ -27,7 +27,7 @@ poll = "100ms"
 `
 
 // patience bounds the wait for what a test expects to happen; it is no measure of anything.
-const patience = 2 * time.Minute
+var patience = 2 * time.Minute
 
 // testCase is one test in a lab host. It finds the host at rest: no slot runs, the goal state is Goal with budgets.
 type testCase struct {
@@ -72,6 +72,8 @@ func cases() []testCase {
 		lastGoodCases,
 		sandboxCases,
 		secretCases,
+		killCases,
+		troubleCases,
 	} {
 		all = append(all, group...)
 	}
