@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/generator/file"
+	"berth/testdata/cputime"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/errors/*.golden")
@@ -469,10 +470,11 @@ func FuzzParse(f *testing.F) {
 		for i, data := range bytes.Split(dropIns, []byte("\f")) {
 			files = append(files, Source{fmt.Sprintf("/drop-in%d", i), data})
 		}
-		begin := time.Now()
-		goal, err := Parse(files)
-		// A second for a machine that does other things, and a hundred times what a goal state of that size takes.
-		if took := time.Since(begin); took > time.Second+time.Duration(size)*20*time.Microsecond {
+		var goal *GoalState
+		var err error
+		took := cputime.Of(func() { goal, err = Parse(files) })
+		// A hundred times what a goal state of that size takes.
+		if took > time.Second+time.Duration(size)*20*time.Microsecond {
 			t.Errorf("%d bytes in %d files took %v", size, len(files), took)
 		}
 		if goal.Partial != (err != nil) {

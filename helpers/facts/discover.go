@@ -27,7 +27,7 @@ const (
 	statusLimit = 64 << 20 // dpkg's database, a few megabytes on a large system
 	// programLimit is how far into a program its build information is looked for: a sparse file may say that it is larger than what can
 	// be read in any time. Kubelet has about 100 MB with its symbols.
-	programLimit = 512 << 20
+	programLimit = 256 << 20
 )
 
 // DiscoverHost finds what the slot needs to know about the host whose root folder is root, but for the NVIDIA driver. It is not
@@ -246,7 +246,11 @@ func buildInfo(root *file.Root, name string) *buildinfo.BuildInfo {
 		return nil
 	}
 	defer f.Close()
-	info, err := buildinfo.Read(io.NewSectionReader(f, 0, programLimit))
+	return readBuildInfo(f)
+}
+
+func readBuildInfo(program io.ReaderAt) *buildinfo.BuildInfo {
+	info, err := buildinfo.Read(io.NewSectionReader(program, 0, programLimit))
 	if err != nil {
 		return nil
 	}
