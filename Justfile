@@ -26,6 +26,10 @@ test:
 real *ARGUMENTS:
     .ci/run real {{ARGUMENTS}}
 
+# Measure how fast berth is beside systemd alone, for instance: just bench -run TestSpeed/trixie
+bench *ARGUMENTS:
+    .ci/run bench {{ARGUMENTS}}
+
 # Show a node start in the lab, for instance: just demo bookworm
 demo SUITE="trixie":
     go run ./testdata/lab/cmd/lab demo {{SUITE}}
