@@ -51,6 +51,7 @@ var noMessages = []string{
 	"-----BEGIN CERTIFICATE-----",
 	"DeviceAllow=… rwm",
 	"Device Minor:",
+	"GET /healthz HTTP/1.0 Host: …",
 	"PRIVATE KEY-----",
 	"flag provided but not defined",
 	"nests too deep",

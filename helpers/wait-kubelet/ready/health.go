@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -30,27 +30,32 @@ func (w *watcher) healthy(ctx context.Context, service machine.Service) error {
 	return askHealth(ctx, health)
 }
 
-// askHealth asks the address directly: a proxy of the environment has no business with it.
+// askHealth asks the address directly. It speaks HTTP/1.0 itself: all that net/http can do more would make this program twice as
+// large, and its start slower.
 func askHealth(ctx context.Context, address netip.AddrPort) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address.String())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = conn.SetDeadline(deadline) // of a connection that is open it does not fail
+	}
 	url := "http://" + address.String() + "/healthz"
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
+	if _, err := fmt.Fprintf(conn, "GET /healthz HTTP/1.0\r\nHost: %s\r\n\r\n", address); err != nil {
+		return fmt.Errorf("%s: %w", url, err)
 	}
-	client := http.Client{
-		Transport:     &http.Transport{Proxy: nil, DisableKeepAlives: true},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	answer, err := io.ReadAll(io.LimitReader(conn, 8<<10))
+	line, rest, _ := strings.Cut(string(answer), "\r\n")
+	version, status, ok := strings.Cut(line, " ")
+	switch {
+	case !ok || !strings.HasPrefix(version, "HTTP/1."):
+		return errors.Join(fmt.Errorf("%s answers no HTTP: %.100q", url, line), err)
+	case status == "200" || strings.HasPrefix(status, "200 "):
+		return nil
 	}
-	response, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(response.Body, 200))
-		return fmt.Errorf("%s answers %s: %s", url, response.Status, strings.TrimSpace(string(body)))
-	}
-	return nil
+	_, body, _ := strings.Cut(rest, "\r\n\r\n")
+	return fmt.Errorf("%s answers %s: %.200s", url, status, strings.TrimSpace(body))
 }
 
 // owned tells whether it is kubelet's own socket that listens on the health address.
@@ -62,11 +67,12 @@ func (w *watcher) owned(ctx context.Context, service machine.Service) error {
 	if len(inodes) == 0 {
 		return fmt.Errorf("nothing listens on %s", health)
 	}
-	unit, err := w.host.Service(ctx, machine.NSpawnUnit(w.machine))
-	if err != nil {
-		return err
+	if w.cgroup == "" {
+		if w.cgroup, err = w.host.ControlGroup(ctx, machine.NSpawnUnit(w.machine)); err != nil {
+			return err
+		}
 	}
-	cgroup, err := kubeletCGroup(w.step.Root, w.machine, unit.ControlGroup, service.ControlGroup)
+	cgroup, err := kubeletCGroup(w.step.Root, w.machine, w.cgroup, service.ControlGroup)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"time"
 
 	"berth/generator/file"
@@ -33,18 +34,19 @@ func Up(ctx context.Context, s *step.Step) error {
 		return err
 	}
 	defer host.Close()
-	if err := watchChain(ctx, s, host); err != nil {
-		return err
-	}
-	s.Budget = slot.Timeouts.Ready + slot.Timeouts.Settle
-	ctx, cancel := context.WithTimeout(ctx, s.Budget)
-	defer cancel()
 	w := &watcher{
 		step: s, host: host, machine: slot.MachineName(), timeouts: slot.Timeouts,
 		events: make(chan struct{}, 1),
 	}
 	defer w.disconnect()
-	go step.Forward(ctx, host.Events(), w.events)
+	go step.Forward(ctx, host.Events(machine.Chain(s.Slot)...), w.events)
+	// It has no deadline of its own: each step has one, and before the first a host that boots may wait for its network.
+	if err := s.Wait(ctx, "the steps of slot "+s.Slot, w.events, w.chain); err != nil {
+		return err
+	}
+	s.Budget = slot.Timeouts.Ready + slot.Timeouts.Settle
+	ctx, cancel := context.WithTimeout(ctx, s.Budget)
+	defer cancel()
 	err = s.Wait(ctx, "kubelet in slot "+s.Slot, w.events, w.check)
 	var failure *step.Failure
 	if errors.As(err, &failure) && failure.Code == step.ExitNotReady {
@@ -83,14 +85,24 @@ type watcher struct {
 	events   chan struct{}  // of the host and of the machine
 	timeouts goalstate.Timeouts
 
-	run   run       // of kubelet
-	since time.Time // when that run was first seen healthy
+	cgroup      string    // of the machine, as the host's systemd tells it; empty: not asked yet
+	run         run       // of kubelet
+	since, last time.Time // when that run was first, and last, seen healthy
 }
 
 // run identifies one uninterrupted run of a service.
 type run struct {
 	invocation string
 	restarts   uint32
+}
+
+// chain is one look at the steps. It already looks at kubelet while the last one ends, so that there is less to do when it has.
+func (w *watcher) chain(ctx context.Context) (step.State, error) {
+	pending, err := chainPending(ctx, w.step, w.host)
+	if err == nil && slices.Index(machine.Chain(w.step.Slot), pending) > machine.BusStep {
+		_, _ = w.look(ctx) // what is wrong with it is told when the steps are done
+	}
+	return step.State{Done: err == nil && pending == "", Seen: pending}, err
 }
 
 // check is one look at kubelet and at the chain below it.
@@ -100,6 +112,11 @@ func (w *watcher) check(ctx context.Context) (step.State, error) {
 	if err != nil || pending != "" {
 		return step.State{Seen: pending}, err
 	}
+	return w.look(ctx)
+}
+
+// look is one look at kubelet.
+func (w *watcher) look(ctx context.Context) (step.State, error) {
 	service, err := w.kubelet(ctx)
 	if err != nil {
 		w.disconnect()
@@ -113,15 +130,19 @@ func (w *watcher) check(ctx context.Context) (step.State, error) {
 		w.since = time.Time{}
 		return step.State{Seen: fmt.Sprintf("%s is %s (%s)", kubelet, service.Active, service.Sub)}, nil
 	}
-	if err := w.healthy(ctx, service); err != nil {
-		w.since = time.Time{}
-		return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
+	r := run{service.InvocationID, service.NRestarts}
+	same := r == w.run && !w.since.IsZero()
+	if !same || time.Since(w.last) >= w.timeouts.Poll {
+		if err := w.healthy(ctx, service); err != nil {
+			w.since = time.Time{}
+			return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
+		}
+		w.last = time.Now()
 	}
-	now := time.Now()
-	if r := (run{service.InvocationID, service.NRestarts}); r != w.run || w.since.IsZero() {
-		w.run, w.since = r, now
+	if !same {
+		w.run, w.since = r, w.last
 	}
-	left := w.timeouts.Settle - now.Sub(w.since)
+	left := w.timeouts.Settle - time.Since(w.since)
 	return step.State{
 		Done:  left <= 0,
 		Seen:  fmt.Sprintf("it is healthy, and must stay up for %v", w.timeouts.Settle),
@@ -133,12 +154,12 @@ func (w *watcher) check(ctx context.Context) (step.State, error) {
 // is restarted, or a machine that is about to be, is no reason to give up within the budget.
 func (w *watcher) kubelet(ctx context.Context) (machine.Service, error) {
 	if w.inner == nil {
-		inner, err := machine.Enter(ctx, w.step.Root, w.machine)
+		inner, err := machine.EnterBy(ctx, w.step.Root, w.host, w.machine)
 		if err != nil {
 			return machine.Service{}, err
 		}
 		w.inner = inner
-		go step.Forward(ctx, inner.Events(), w.events)
+		go step.Forward(ctx, inner.Events(kubelet), w.events)
 	}
 	return w.inner.Service(ctx, kubelet)
 }
@@ -147,5 +168,6 @@ func (w *watcher) disconnect() {
 	if w.inner != nil {
 		w.inner.Close()
 		w.inner = nil
+		w.cgroup = ""
 	}
 }
