@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"time"
 
 	"berth/generator/file"
@@ -38,8 +39,9 @@ func main() {
 	if os.Getenv("SYSTEMD_SCOPE") == "user" || os.Getenv("SYSTEMD_IN_INITRD") == "1" {
 		return
 	}
+	runtime.GOMAXPROCS(1) // there is nothing to do at once, and threads that look for work cost more than it
 	root, err := file.OpenRoot(cmp.Or(os.Getenv("BERTH_ROOT"), "/"))
-	log := kernlog.Open(root, "berth-generator", os.Stderr)
+	log := kernlog.New(root, "berth-generator", os.Stderr)
 	time.AfterFunc(bound, func() {
 		log.Error(fmt.Errorf("gave up after %v", bound))
 		os.Exit(1)
@@ -67,8 +69,7 @@ func generate(root *file.Root, dir string) error {
 	if openErr != nil {
 		return errors.Join(err, openErr)
 	}
-	_, writeErr := out.WriteAll(files)
-	return errors.Join(err, writeErr)
+	return errors.Join(err, out.Fill(files))
 }
 
 // units returns the units of the host, and what is wrong with the goal state, which may be both.

@@ -34,9 +34,16 @@ func start(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	inner, err := machine.Enter(ctx, host, name)
-	// Looked at often enough that it does not count: an event would cost berth's own code.
-	for ; err != nil; inner, err = machine.Enter(ctx, host, name) {
+	m, err := machine.Find(ctx, host, nil, name)
+	if err != nil {
+		return err
+	}
+	root, err := m.Root()
+	if err != nil {
+		return err
+	}
+	inner, err := machine.Inside(ctx, root)
+	for ; err != nil; inner, err = machine.Inside(ctx, root) {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
