@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"time"
 
 	"berth/generator/file"
@@ -27,6 +28,9 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 goal state invalid
 // bound is what the generator allows itself. PID 1 does nothing else meanwhile, and would wait for 90 s.
 const bound = 10 * time.Second
 
+// memory is what the generator uses before it collects garbage: more than a thousand slots take.
+const memory = 256 << 20
+
 func main() {
 	if len(os.Args) != 4 {
 		fmt.Fprint(os.Stderr, usage)
@@ -39,7 +43,10 @@ func main() {
 	if os.Getenv("SYSTEMD_SCOPE") == "user" || os.Getenv("SYSTEMD_IN_INITRD") == "1" {
 		return
 	}
-	runtime.GOMAXPROCS(1) // there is nothing to do at once, and threads that look for work cost more than it
+	// There is nothing to do at once, and threads that look for work cost more than it. What is allocated is needed to the end.
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(memory)
 	root, err := file.OpenRoot(cmp.Or(os.Getenv("BERTH_ROOT"), "/"))
 	log := kernlog.New(root, "berth-generator", os.Stderr)
 	time.AfterFunc(bound, func() {

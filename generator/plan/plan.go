@@ -67,14 +67,15 @@ func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 	if goal.Partial {
 		slots = nil
 	}
-	for _, name := range slices.Sorted(maps.Keys(slots)) {
+	names := slices.Sorted(maps.Keys(slots))
+	for i, name := range names {
 		slot := slots[name]
 		p.node(slot)
 		p.machine(name, slot.Timeouts)
 		if err := p.budgets(slot); err != nil {
 			return nil, err
 		}
-		p.order(slot, slots)
+		p.order(slot, names[:i], slots)
 	}
 	for _, name := range held {
 		if slots[name] == nil {
@@ -153,17 +154,24 @@ func total(t goalstate.Timeouts) time.Duration {
 	return guardBudget + max(renderBudget, t.AfterStart) + 5*t.Ready + t.AfterStart + t.Settle + steps*grace
 }
 
-// order adds the ordering of the slot's guard after those of its peers that come first by name.
-func (p *planner) order(s *goalstate.Slot, slots map[string]*goalstate.Slot) {
-	var before []string
-	for _, name := range slices.Sorted(maps.Keys(slots)) {
-		if name < s.Name && (slices.Contains(s.Peers, name) || slices.Contains(slots[name].Peers, s.Name)) {
-			before = append(before, instances(name, "node-peer-guard")...)
-		}
+// order adds the ordering of the slot's guard after those of its peers that come first by name, of which earlier are all. Either of the
+// two can name the other as its peer.
+func (p *planner) order(s *goalstate.Slot, earlier []string, slots map[string]*goalstate.Slot) {
+	i, _ := slices.BinarySearch(s.Peers, s.Name)
+	before := s.Peers[:i]
+	if len(before) < len(earlier) { // else it is all of them, as mostly: with a thousand slots there are a million pairs
+		before = slices.DeleteFunc(slices.Clone(earlier), func(name string) bool {
+			_, is := slices.BinarySearch(s.Peers, name)
+			_, has := slices.BinarySearch(slots[name].Peers, s.Name)
+			return !is && !has
+		})
 	}
-	if len(before) > 0 {
-		p.add("node-peer-guard@"+s.Name+".service.d/"+dropIn, "guard-order.conf", map[string]string{"GUARDS": strings.Join(before, " ")})
+	if len(before) == 0 {
+		return
 	}
+	const prefix, suffix = "node-peer-guard@", ".service"
+	guards := prefix + strings.Join(before, suffix+" "+prefix) + suffix
+	p.add("node-peer-guard@"+s.Name+".service.d/"+dropIn, "guard-order.conf", map[string]string{"GUARDS": guards})
 }
 
 // boot adds the link that starts a slot at boot. Units from a generator cannot be enabled by systemctl, and the boot slot
