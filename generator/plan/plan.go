@@ -68,6 +68,7 @@ func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 		slots = nil
 	}
 	names := slices.Sorted(maps.Keys(slots))
+	var guards strings.Builder // of those before
 	for i, name := range names {
 		slot := slots[name]
 		p.node(slot)
@@ -75,7 +76,8 @@ func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 		if err := p.budgets(slot); err != nil {
 			return nil, err
 		}
-		p.order(slot, names[:i], slots)
+		p.order(slot, names[:i], guards.String(), slots)
+		guards.WriteString(guard(name))
 	}
 	for _, name := range held {
 		if slots[name] == nil {
@@ -154,25 +156,27 @@ func total(t goalstate.Timeouts) time.Duration {
 	return guardBudget + max(renderBudget, t.AfterStart) + 5*t.Ready + t.AfterStart + t.Settle + steps*grace
 }
 
-// order adds the ordering of the slot's guard after those of its peers that come first by name, of which earlier are all. Either of the
-// two can name the other as its peer.
-func (p *planner) order(s *goalstate.Slot, earlier []string, slots map[string]*goalstate.Slot) {
-	i, _ := slices.BinarySearch(s.Peers, s.Name)
-	before := s.Peers[:i]
-	if len(before) < len(earlier) { // else it is all of them, as mostly: with a thousand slots there are a million pairs
-		before = slices.DeleteFunc(slices.Clone(earlier), func(name string) bool {
+// order adds the ordering of the slot's guard after those of its peers that come first by name, of which earlier are all, and guards
+// their units. Either of the two can name the other as its peer.
+func (p *planner) order(s *goalstate.Slot, earlier []string, guards string, slots map[string]*goalstate.Slot) {
+	// Mostly it is all of them, and of a thousand slots there are half a million pairs.
+	if i, _ := slices.BinarySearch(s.Peers, s.Name); i < len(earlier) {
+		guards = ""
+		for _, name := range earlier {
 			_, is := slices.BinarySearch(s.Peers, name)
 			_, has := slices.BinarySearch(slots[name].Peers, s.Name)
-			return !is && !has
-		})
+			if is || has {
+				guards += guard(name)
+			}
+		}
 	}
-	if len(before) == 0 {
-		return
+	if guards != "" {
+		p.add("node-peer-guard@"+s.Name+".service.d/"+dropIn, "guard-order.conf", map[string]string{"GUARDS": guards[1:]})
 	}
-	const prefix, suffix = "node-peer-guard@", ".service"
-	guards := prefix + strings.Join(before, suffix+" "+prefix) + suffix
-	p.add("node-peer-guard@"+s.Name+".service.d/"+dropIn, "guard-order.conf", map[string]string{"GUARDS": guards})
 }
+
+// guard is the guard's unit of a slot, with a space before it.
+func guard(slot string) string { return " node-peer-guard@" + slot + ".service" }
 
 // boot adds the link that starts a slot at boot. Units from a generator cannot be enabled by systemctl, and the boot slot
 // of a broken goal state gets the link too: its start fails and says why, instead of a host that silently has no node.
