@@ -372,11 +372,22 @@ func (r *Root) reopenDir(name string) (*os.File, error) {
 	}
 	defer h.Close()
 	// Opening "self/." of what is no folder fails before it could have an effect on a device.
-	d, err := os.Open(procPath(h) + "/.")
+	fd, err := unix.Open(procPath(h)+"/.", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, r.wrap(name, errors.Unwrap(err))
+		return nil, r.wrap(name, err)
 	}
-	return d, nil
+	return os.NewFile(uintptr(fd), h.Name()), nil
+}
+
+// Names returns the names in the folder that name leads to, in no order.
+func (r *Root) Names(name string) ([]string, error) {
+	d, err := r.reopenDir(name)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	return names, r.wrap(name, err)
 }
 
 // entry replaces os's Info, which would go by the path of a handle that is closed by then.
