@@ -26,10 +26,11 @@ func main() {
 }
 
 // interval is that between looks at the machine's socket. inotify(7) would tell when it is made, but to close it then takes the kernel
-// 10 to 100 ms (synchronize_srcu() of Linux 6.18, seen idle and busy), where a look takes some microseconds.
-const interval = 4 * time.Millisecond
+// 10 to 100 ms (flush of fsnotify's reaper, Linux 6.18). A look takes some microseconds, but each makes Go's sysmon wake up some
+// dozen times, which at shorter intervals the machine's boot would miss.
+const interval = 5 * time.Millisecond
 
-// ofLooks says at how many of these looks the machine's PID 1 is looked at, too: the others take less than that one.
+// ofLooks says at how many of these looks the machine's PID 1 is looked at, too.
 const ofLooks = 16
 
 func run(ctx context.Context, s *step.Step) error {

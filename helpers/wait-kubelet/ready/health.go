@@ -60,14 +60,8 @@ func askHealth(ctx context.Context, address netip.AddrPort) error {
 
 // owned tells whether it is kubelet's own socket that listens on the health address.
 func (w *watcher) owned(ctx context.Context, service machine.Service) error {
-	inodes, err := listeners(w.step.Root, health)
-	if err != nil {
-		return err
-	}
-	if len(inodes) == 0 {
-		return fmt.Errorf("nothing listens on %s", health)
-	}
 	if w.cgroup == "" {
+		var err error
 		if w.cgroup, err = w.host.ControlGroup(ctx, machine.NSpawnUnit(w.machine)); err != nil {
 			return err
 		}
@@ -80,10 +74,21 @@ func (w *watcher) owned(ctx context.Context, service machine.Service) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range processes {
-		if holds(w.step.Root, p.PID, inodes) {
-			return nil
+	some := false
+	for _, table := range []string{"tcp", "tcp6"} { // each takes the kernel milliseconds, and kubelet mostly is in the first
+		inodes, err := listeners(w.step.Root, table, health)
+		if err != nil {
+			return err
 		}
+		some = some || len(inodes) > 0
+		for _, p := range processes {
+			if holds(w.step.Root, p.PID, inodes) {
+				return nil
+			}
+		}
+	}
+	if !some {
+		return fmt.Errorf("nothing listens on %s", health)
 	}
 	return fmt.Errorf("something else than the kubelet of machine %s listens on %s", w.machine, health)
 }
@@ -97,25 +102,23 @@ func kubeletCGroup(host *file.Root, name, unit, inside string) (string, error) {
 	return filepath.Join(machine.CGroup(host, name, unit), "payload", inside), nil
 }
 
-// listeners returns the inodes of the TCP sockets that listen on the address or on all addresses: proc_pid_net(5), where
+// listeners returns the inodes of the TCP sockets in a table that listen on the address or on all addresses: proc_pid_net(5), where
 // state 0A is TCP_LISTEN and an address is hexadecimal, in words of the host's byte order.
-func listeners(host *file.Root, address netip.AddrPort) ([]string, error) {
+func listeners(host *file.Root, table string, address netip.AddrPort) ([]string, error) {
+	text, err := os.ReadFile(filepath.Join(host.Name(), "proc/self/net", table))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // a kernel without IPv6
+	} else if err != nil {
+		return nil, err
+	}
 	var inodes []string
-	for _, table := range []string{"tcp", "tcp6"} {
-		text, err := os.ReadFile(filepath.Join(host.Name(), "proc/self/net", table))
-		if errors.Is(err, os.ErrNotExist) {
-			continue // a kernel without IPv6
-		} else if err != nil {
-			return nil, err
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) < 10 || f[3] != "0A" {
+			continue
 		}
-		for line := range strings.Lines(string(text)) {
-			f := strings.Fields(line)
-			if len(f) < 10 || f[3] != "0A" {
-				continue
-			}
-			if local, err := parseSocket(f[1]); err == nil && serves(local, address) {
-				inodes = append(inodes, f[9])
-			}
+		if local, err := parseSocket(f[1]); err == nil && serves(local, address) {
+			inodes = append(inodes, f[9])
 		}
 	}
 	return inodes, nil
@@ -147,6 +150,9 @@ func parseSocket(s string) (netip.AddrPort, error) {
 
 // holds tells whether a process has one of the sockets open.
 func holds(host *file.Root, pid uint32, inodes []string) bool {
+	if len(inodes) == 0 {
+		return false
+	}
 	dir := filepath.Join(host.Name(), "proc", strconv.FormatUint(uint64(pid), 10), "fd")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
