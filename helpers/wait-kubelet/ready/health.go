@@ -21,8 +21,8 @@ import (
 
 // healthy asks kubelet for its health. The slots share the host's network, so that anything may answer on that port: only
 // a socket that belongs to a process of this machine's kubelet.service counts.
-func (w *watcher) healthy(ctx context.Context, service machine.Service) error {
-	if err := w.owned(ctx, service); err != nil {
+func (w *watcher) healthy(ctx context.Context, found machine.Service) error {
+	if err := w.owned(ctx, found); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -59,14 +59,14 @@ func askHealth(ctx context.Context, address netip.AddrPort) error {
 }
 
 // owned tells whether it is kubelet's own socket that listens on the health address.
-func (w *watcher) owned(ctx context.Context, service machine.Service) error {
+func (w *watcher) owned(ctx context.Context, found machine.Service) error {
 	if w.cgroup == "" {
 		var err error
 		if w.cgroup, err = w.host.ControlGroup(ctx, machine.NSpawnUnit(w.machine)); err != nil {
 			return err
 		}
 	}
-	cgroup, err := kubeletCGroup(w.step.Root, w.machine, w.cgroup, service.ControlGroup)
+	cgroup, err := kubeletCGroup(w.step.Root, w.machine, w.cgroup, found.ControlGroup)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (w *watcher) owned(ctx context.Context, service machine.Service) error {
 // below its unit (systemd-nspawn(1), --keep-unit with Delegate=).
 func kubeletCGroup(host *file.Root, name, unit, inside string) (string, error) {
 	if !filepath.IsLocal(strings.TrimPrefix(inside, "/")) {
-		return "", fmt.Errorf("%s has no cgroup: %q", kubelet, inside)
+		return "", fmt.Errorf("%s has no cgroup: %q", service, inside)
 	}
 	return filepath.Join(machine.CGroup(host, name, unit), "payload", inside), nil
 }

@@ -11,12 +11,12 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
-	"berth/helpers/facts"
+	"berth/helpers/kubelet"
 	"berth/helpers/machine"
 	"berth/helpers/step"
 )
 
-const kubelet = "kubelet.service"
+const service = "kubelet.service"
 
 // health is where kubelet serves /healthz. The goal state cannot move it: goalstate refuses healthzBindAddress and
 // healthzPort.
@@ -50,7 +50,7 @@ func Up(ctx context.Context, s *step.Step) error {
 	err = s.Wait(ctx, "kubelet in slot "+s.Slot, w.events, w.check)
 	var failure *step.Failure
 	if errors.As(err, &failure) && failure.Code == step.ExitNotReady {
-		failure.Err = fmt.Errorf("%w%s", failure.Err, machine.Journal(context.WithoutCancel(ctx), slot.MachineName(), kubelet))
+		failure.Err = fmt.Errorf("%w%s", failure.Err, machine.Journal(context.WithoutCancel(ctx), slot.MachineName(), service))
 	}
 	if err == nil {
 		s.Status("the node in slot %s is ready", s.Slot)
@@ -59,7 +59,7 @@ func Up(ctx context.Context, s *step.Step) error {
 			// It is healthy all the same, and tries for ever. Whether the cluster takes it is for Kubernetes to tell, but nobody looks
 			// there for a node that has never been seen.
 			s.Notice("kubelet has no client certificate yet: if it stays so, the cluster refuses the bootstrap token, or nobody has approved "+
-				"the request (kubectl get csr): see journalctl -M %s -u %s", slot.MachineName(), kubelet)
+				"the request (kubectl get csr): see journalctl -M %s -u %s", slot.MachineName(), service)
 		}
 	}
 	return err
@@ -72,7 +72,7 @@ func hasCertificate(host *file.Root, slot *goalstate.Slot) bool {
 		return false
 	}
 	defer root.Close()
-	_, err = root.Stat(path.Join(facts.KubeletPKI, facts.ClientCertificate))
+	_, err = root.Stat(path.Join(kubelet.PKI, kubelet.ClientCertificate))
 	return err == nil
 }
 
@@ -117,23 +117,23 @@ func (w *watcher) check(ctx context.Context) (step.State, error) {
 
 // look is one look at kubelet.
 func (w *watcher) look(ctx context.Context) (step.State, error) {
-	service, err := w.kubelet(ctx)
+	found, err := w.kubelet(ctx)
 	if err != nil {
 		w.disconnect()
 		w.since = time.Time{}
 		return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
 	}
-	if service.Active == "failed" {
-		return step.State{}, errors.New("kubelet failed: " + w.inner.Explain(ctx, kubelet))
+	if found.Active == "failed" {
+		return step.State{}, errors.New("kubelet failed: " + w.inner.Explain(ctx, service))
 	}
-	if service.Active != "active" {
+	if found.Active != "active" {
 		w.since = time.Time{}
-		return step.State{Seen: fmt.Sprintf("%s is %s (%s)", kubelet, service.Active, service.Sub)}, nil
+		return step.State{Seen: fmt.Sprintf("%s is %s (%s)", service, found.Active, found.Sub)}, nil
 	}
-	r := run{service.InvocationID, service.NRestarts}
+	r := run{found.InvocationID, found.NRestarts}
 	same := r == w.run && !w.since.IsZero()
 	if !same || time.Since(w.last) >= w.timeouts.Poll {
-		if err := w.healthy(ctx, service); err != nil {
+		if err := w.healthy(ctx, found); err != nil {
 			w.since = time.Time{}
 			return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
 		}
@@ -159,9 +159,9 @@ func (w *watcher) kubelet(ctx context.Context) (machine.Service, error) {
 			return machine.Service{}, err
 		}
 		w.inner = inner
-		go step.Forward(ctx, inner.Events(kubelet), w.events)
+		go step.Forward(ctx, inner.Events(service), w.events)
 	}
-	return w.inner.Service(ctx, kubelet)
+	return w.inner.Service(ctx, service)
 }
 
 func (w *watcher) disconnect() {
