@@ -40,7 +40,8 @@ const (
 // unitDir is where the static units are on the host; install.sh sets it when it links.
 var unitDir = "/usr/lib/systemd/system"
 
-// defaultTimeouts are those of a slot that still runs but is not in the goal state any more.
+// defaultTimeouts are the goal state's, those of the static units, and those of a slot that still runs but is not in the goal state any
+// more.
 var defaultTimeouts = goalstate.Timeouts{Ready: 2 * time.Minute, AfterStart: 3 * time.Minute}
 
 // Units returns the unit files of all slots, with paths relative to the generator's output folder.
@@ -127,18 +128,16 @@ func bpffs(slot string) string {
 	return sdunit.UnitNamePathEscape("/run/bpffs/"+goalstate.MachineName(slot)) + mount
 }
 
-// budgets adds the drop-ins of those steps whose time the goal state sets, and of the step that is given a credential.
+// budgets adds the drop-ins of those steps whose time the goal state sets to something else than what the static units say, and of the
+// step that is given a credential.
 func (p *planner) budgets(s *goalstate.Slot) error {
-	for step, budget := range map[string]time.Duration{
-		"node-render-nspawn": max(renderBudget, s.Timeouts.AfterStart), // may initialise GPUs
-		"node-wait-dbus":     s.Timeouts.Ready,
-		"node-nvidia-wire":   s.Timeouts.AfterStart,
-		"node-containerd":    s.Timeouts.Ready,
-		"node-kubelet":       s.Timeouts.Ready,
-	} {
-		p.add(step+"@"+s.Name+".service.d/"+dropIn, "budget.conf", map[string]string{
-			"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
-		})
+	static := budgets(defaultTimeouts)
+	for step, budget := range budgets(s.Timeouts) {
+		if budget != static[step] {
+			p.add(step+"@"+s.Name+".service.d/"+dropIn, "budget.conf", map[string]string{
+				"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
+			})
+		}
 	}
 	if name := s.Kubelet.BootstrapTokenCredential; name != "" {
 		credential, err := unit.Credential(name)
@@ -148,6 +147,17 @@ func (p *planner) budgets(s *goalstate.Slot) error {
 		p.add("node-render-kubelet@"+s.Name+".service.d/"+dropIn, "credential.conf", map[string]string{"CREDENTIAL": credential})
 	}
 	return nil
+}
+
+// budgets are those of the steps, by the first part of their units' names.
+func budgets(t goalstate.Timeouts) map[string]time.Duration {
+	return map[string]time.Duration{
+		"node-render-nspawn": max(renderBudget, t.AfterStart), // may initialise GPUs
+		"node-wait-dbus":     t.Ready,
+		"node-nvidia-wire":   t.AfterStart,
+		"node-containerd":    t.Ready,
+		"node-kubelet":       t.Ready,
+	}
 }
 
 // total bounds node@ itself, which runs while all steps of its chain run one after the other.
