@@ -34,6 +34,10 @@ real *ARGUMENTS:
 faults *ARGUMENTS:
     .ci/run faults {{ARGUMENTS}}
 
+# Measure how fast berth is beside systemd alone, for instance: just bench -run TestSpeed/trixie
+bench *ARGUMENTS:
+    .ci/run bench {{ARGUMENTS}}
+
 # Show a node start in the lab, for instance: just demo bookworm
 demo SUITE="trixie":
     go run ./testdata/lab/cmd/lab demo {{SUITE}}

@@ -2,6 +2,12 @@ module berth
 
 go 1.26.0
 
+// Programs that live for milliseconds need not read at their start, and again and again, how much of the CPU their cgroup may use.
+godebug (
+	containermaxprocs=0
+	updatemaxprocs=0
+)
+
 require (
 	github.com/BurntSushi/toml v1.6.0
 	github.com/aymanbagabas/go-udiff v0.4.2

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"time"
 
 	"berth/generator/file"
@@ -27,6 +29,9 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 goal state invalid
 // bound is what the generator allows itself. PID 1 does nothing else meanwhile, and would wait for 90 s.
 const bound = 10 * time.Second
 
+// memory is what the generator uses before it collects garbage: more than a thousand slots take.
+const memory = 256 << 20
+
 func main() {
 	if len(os.Args) != 4 {
 		fmt.Fprint(os.Stderr, usage)
@@ -40,8 +45,12 @@ func main() {
 		return
 	}
 	file.SetUmask()
+	// There is nothing to do at once, and threads that look for work cost more than it. What is allocated is needed to the end.
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(memory)
 	root, err := file.OpenRoot(cmp.Or(os.Getenv("BERTH_ROOT"), "/"))
-	log := kernlog.Open(root, "berth-generator", os.Stderr)
+	log := kernlog.New(root, "berth-generator", os.Stderr)
 	time.AfterFunc(bound, func() {
 		log.Error(fmt.Errorf("gave up after %v", bound))
 		os.Exit(1)
@@ -69,8 +78,7 @@ func generate(root *file.Root, dir string) error {
 	if openErr != nil {
 		return errors.Join(err, openErr)
 	}
-	_, writeErr := out.WriteAll(files)
-	return errors.Join(err, writeErr)
+	return errors.Join(err, out.Fill(files))
 }
 
 // units returns the units of the host, and what is wrong with the goal state, which may be both. What follows from that for the slots

@@ -401,7 +401,7 @@ func TestTwoAtOnce(t *testing.T) {
 
 // A generator that is killed leaves whole files only, and the next one completes them.
 func TestKill(t *testing.T) {
-	h := newHost(t, map[string]string{"etc/berth/goal.toml": valid(8)})
+	h := newHost(t, map[string]string{"etc/berth/goal.toml": valid(60)})
 	want := expect(t, h)
 	halfWay := 0
 	for range 50 {

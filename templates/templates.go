@@ -22,27 +22,30 @@ func Fill(name string, values map[string]string) []byte {
 	if err != nil {
 		panic(fmt.Sprintf("this is a bug: no template %q", name))
 	}
-	var out strings.Builder
+	size := len(text)
+	for _, value := range values {
+		size += len(value)
+	}
+	out := make([]byte, 0, size)
 	used := make(map[string]bool, len(values))
 	for line := range strings.Lines(string(text)) {
-		out.WriteString(fillLine(name, line, values, used))
+		out = fillLine(out, name, line, values, used)
 	}
 	for key := range values {
 		if !used[key] {
 			panic(fmt.Sprintf("this is a bug: template %q has no @%s@", name, key))
 		}
 	}
-	return []byte(out.String())
+	return out
 }
 
-func fillLine(name, line string, values map[string]string, used map[string]bool) string {
-	var out strings.Builder
+// fillLine appends a line of a template to out.
+func fillLine(out []byte, name, line string, values map[string]string, used map[string]bool) []byte {
 	rest := line
 	for {
 		before, key, after, ok := cutPlaceholder(rest)
 		if !ok {
-			out.WriteString(rest)
-			return out.String()
+			return append(out, rest...)
 		}
 		value, have := values[key]
 		if !have {
@@ -50,13 +53,14 @@ func fillLine(name, line string, values map[string]string, used map[string]bool)
 		}
 		used[key] = true
 		if rest == line && before == "" && after == "\n" { // alone on its line: whole lines
+			out = append(out, value...)
 			if value != "" && !strings.HasSuffix(value, "\n") {
-				value += "\n"
+				out = append(out, '\n')
 			}
-			return value
+			return out
 		}
-		out.WriteString(before)
-		out.WriteString(value)
+		out = append(out, before...)
+		out = append(out, value...)
 		rest = after
 	}
 }

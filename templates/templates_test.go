@@ -12,7 +12,7 @@ func TestFillLine(t *testing.T) {
 		{"@NONE@\n", "", "no lines"},
 		{"k=@NONE@\n", "k=\n", "an empty value"},
 	} {
-		if got := fillLine("t", c.in, values, map[string]bool{}); got != c.want {
+		if got := string(fillLine(nil, "t", c.in, values, map[string]bool{})); got != c.want {
 			t.Errorf("%q: got %q, want %q: %s", c.in, got, c.want, c.why)
 		}
 	}
@@ -21,7 +21,7 @@ func TestFillLine(t *testing.T) {
 func TestFillPanicsOnBugs(t *testing.T) {
 	for why, fill := range map[string]func(){
 		"no such template":          func() { Fill("no-such", nil) },
-		"placeholder without value": func() { fillLine("t", "@X@\n", nil, map[string]bool{}) },
+		"placeholder without value": func() { fillLine(nil, "t", "@X@\n", nil, map[string]bool{}) },
 	} {
 		func() {
 			defer func() {

@@ -61,6 +61,9 @@ server = "https://10.0.0.1:6443"
 certificate_authority = "/etc/berth/ca.crt"
 [kubelet]
 bootstrap_token_file = "/etc/berth/bootstrap-token"
+[timeouts]
+ready = "1m"
+after_start = "4m"
 [slot.a]
 [slot.b]
 `

@@ -111,6 +111,83 @@ func (r *Root) WriteAll(files []File) (changed []string, err error) {
 	return changed, errors.Join(errs...)
 }
 
+// Fill is WriteAll for a folder that was empty, and that does not outlive the system, as a generator's output folder: nothing is put to
+// a disk. New files are whole when they appear (O_TMPFILE of open(2)), by a few calls of the kernel each; what is there already is
+// replaced as by WriteAll.
+func (r *Root) Fill(files []File) error {
+	var errs []error
+	top := int(r.dir.Fd())
+	dir, above := top, "." // the folder of the file before, as neighbours mostly share one; -1: only Write gets there
+	leave := func() {
+		if dir != top && dir != -1 {
+			unix.Close(dir)
+		}
+	}
+	for _, f := range files {
+		made := false
+		if p, err := clean(f.Path); err == nil && check(f, p) == nil && !f.Mode.IsDir() {
+			if path.Dir(p) != above {
+				leave()
+				above = path.Dir(p)
+				dir = fillDir(top, above)
+			}
+			made = dir != -1 && create(dir, path.Base(p), f) == nil
+		}
+		if !made { // Write can do it, or has a better way to say why not
+			if _, err := r.Write(f); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	leave()
+	return errors.Join(errs...)
+}
+
+// fillDir opens a folder in the folder top, made if need be; -1: it cannot, or it would be deeper than that.
+func fillDir(top int, name string) int {
+	switch {
+	case name == ".":
+		return top
+	case strings.Contains(name, "/"):
+		return -1
+	}
+	err := unix.Mkdirat(top, name, uint32(parentMode))
+	if err == nil {
+		err = unix.Fchmodat(top, name, uint32(parentMode), 0) // whatever the umask
+	}
+	if err != nil && err != unix.EEXIST {
+		return -1
+	}
+	dir, err := unix.Openat(top, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1
+	}
+	return dir
+}
+
+// create makes a file or link that must not be there yet.
+func create(dir int, base string, f File) error {
+	if f.Mode.Type() == fs.ModeSymlink {
+		return unix.Symlinkat(string(f.Content), dir, base)
+	}
+	fd, err := unix.Openat(dir, ".", unix.O_WRONLY|unix.O_TMPFILE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Fchmod(fd, uint32(f.Mode.Perm())); err != nil {
+		return err
+	}
+	for rest := f.Content; len(rest) > 0; {
+		n, err := unix.Write(fd, rest)
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+		rest = rest[max(n, 0):]
+	}
+	return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), dir, base, unix.AT_SYMLINK_FOLLOW)
+}
+
 // Remove removes the file, link or empty folder at name, never what a link points at. Nothing there is no error.
 func (r *Root) Remove(name string) error {
 	dir, base, err := r.parent(name)
@@ -299,11 +376,22 @@ func (r *Root) reopenDir(name string) (*os.File, error) {
 	}
 	defer h.Close()
 	// Opening "self/." of what is no folder fails before it could have an effect on a device.
-	d, err := os.Open(procPath(h) + "/.")
+	fd, err := unix.Open(procPath(h)+"/.", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, r.wrap(name, errors.Unwrap(err))
+		return nil, r.wrap(name, err)
 	}
-	return d, nil
+	return os.NewFile(uintptr(fd), h.Name()), nil
+}
+
+// Names returns the names in the folder that name leads to, in no order.
+func (r *Root) Names(name string) ([]string, error) {
+	d, err := r.reopenDir(name)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	return names, r.wrap(name, err)
 }
 
 // entry replaces os's Info, which would go by the path of a handle that is closed by then.

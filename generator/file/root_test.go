@@ -761,8 +761,70 @@ func writeLoop(dir string) {
 	os.Exit(1)
 }
 
-// BenchmarkWriteAll is about what the generator does for 1000 slots: per slot a unit and a drop-in in its own folder.
-func BenchmarkWriteAll(b *testing.B) {
+// TestFill fills a folder twice: what Fill makes is what WriteAll makes, whatever was there before.
+func TestFill(t *testing.T) {
+	files := []File{
+		{Path: "a.service", Mode: 0o644, Content: []byte("a")},
+		{Path: "a.service.d/50-berth.conf", Mode: 0o640, Content: []byte("b")},
+		{Path: "a.service.d/deep/er.conf", Mode: 0o644, Content: []byte("deep")},
+		{Path: "b.service", Mode: 0o644},
+		{Path: "folder", Mode: fs.ModeDir | 0o750},
+		{Path: "multi-user.target.wants/a.service", Mode: fs.ModeSymlink | 0o777, Content: []byte("../a.service")},
+	}
+	want := t.TempDir()
+	_, err := open(t, want).WriteAll(files)
+	must(t, err)
+	defer unix.Umask(unix.Umask(0o077))
+	for _, c := range []struct {
+		why    string
+		before func(r *Root)
+	}{
+		{"an empty folder", func(*Root) {}},
+		{"old files in the way, of another mode and content", func(r *Root) {
+			write(t, r, File{Path: "a.service", Mode: 0o600, Content: []byte("old and longer")})
+			write(t, r, File{Path: "multi-user.target.wants/a.service", Mode: 0o644, Content: []byte("x")})
+		}},
+		{"a link in the way", func(r *Root) {
+			write(t, r, File{Path: "b.service", Mode: fs.ModeSymlink | 0o777, Content: []byte("a.service")})
+		}},
+	} {
+		dir := t.TempDir()
+		r := open(t, dir)
+		c.before(r)
+		for range 2 {
+			must(t, r.Fill(files))
+			if diff := cmp.Diff(tree(t, want), tree(t, dir)); diff != "" {
+				t.Errorf("%s: (-WriteAll +Fill)\n%s", c.why, diff)
+			}
+		}
+	}
+}
+
+func TestFillRefuses(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	must(t, os.Symlink(outside, filepath.Join(dir, "a.service.d")))
+	must(t, os.Mkdir(filepath.Join(dir, "b.service"), 0o755))
+	err := open(t, dir).Fill([]File{
+		{Path: "a.service.d/x.conf", Mode: 0o644, Content: []byte("x")},
+		{Path: "b.service", Mode: 0o644, Content: []byte("b")},
+		{Path: "../c.service", Mode: 0o644},
+		{Path: "d.service", Mode: 0o644, Content: []byte("d")},
+	})
+	for _, want := range []string{"a.service.d", "b.service", "../c.service"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want it to tell of %s", err, want)
+		}
+	}
+	if got := tree(t, outside); len(got) != 0 {
+		t.Errorf("written outside of the root: %v", got)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "d.service")); err != nil {
+		t.Errorf("%v; want what can be written to be written", err)
+	}
+}
+
+// BenchmarkWrite is about what the generator writes for 1000 slots: per slot a unit and a drop-in in its own folder.
+func BenchmarkWrite(b *testing.B) {
 	dir := b.TempDir()
 	if err := unix.Access(tmpfs, unix.W_OK); err == nil { // as the generator's output folders are
 		if dir, err = os.MkdirTemp(tmpfs, "berth"); err != nil {
@@ -778,7 +840,7 @@ func BenchmarkWriteAll(b *testing.B) {
 			File{Path: fmt.Sprintf("systemd-nspawn@node-%d.service.d/50-berth.conf", i), Mode: 0o644, Content: content})
 	}
 	Sort(files)
-	run := func(b *testing.B, fresh bool) {
+	run := func(b *testing.B, fresh bool, apply func(*Root) error) {
 		for i := range b.N {
 			sub := dir
 			if fresh {
@@ -791,15 +853,17 @@ func BenchmarkWriteAll(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, err := r.WriteAll(files); err != nil {
+			if err := apply(r); err != nil {
 				b.Fatal(err)
 			}
 			r.Close()
 		}
 		b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*len(files)), "µs/file")
 	}
-	b.Run("new", func(b *testing.B) { run(b, true) })
-	b.Run("same", func(b *testing.B) { run(b, false) })
+	writeAll := func(r *Root) error { _, err := r.WriteAll(files); return err }
+	b.Run("fill", func(b *testing.B) { run(b, true, func(r *Root) error { return r.Fill(files) }) })
+	b.Run("new", func(b *testing.B) { run(b, true, writeAll) })
+	b.Run("same", func(b *testing.B) { run(b, false, writeAll) })
 }
 
 func open(t *testing.T, dir string) *Root {

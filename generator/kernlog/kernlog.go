@@ -23,21 +23,15 @@ const maxLines = 8
 
 // Log writes lines at one place.
 type Log struct {
+	root *file.Root // nil: there is no kernel's log
 	name string
-	kmsg io.WriteCloser // nil where the host has none
 	err  io.Writer
 }
 
-// Open returns a log for the program called name. root is the directory that stands for "/"; nil: it could not be opened. A
+// New returns a log for the program called name. root is the directory that stands for "/"; nil: it could not be opened. A
 // host without /dev/kmsg is no error: a container has none.
-func Open(root *file.Root, name string, stderr io.Writer) *Log {
-	l := &Log{name: name, err: stderr}
-	if root != nil {
-		if f, err := openKmsg(root); err == nil {
-			l.kmsg = f
-		}
-	}
-	return l
+func New(root *file.Root, name string, stderr io.Writer) *Log {
+	return &Log{root, name, stderr}
 }
 
 // openKmsg takes a regular file as well as the device. Whatever else is there could block a program that PID 1 waits for.
@@ -60,25 +54,38 @@ func openKmsg(root *file.Root) (*os.File, error) {
 // Error logs each line of err with priority "err" of syslog(3).
 func (l *Log) Error(err error) {
 	lines := strings.Split(strings.TrimSpace(err.Error()), "\n")
-	for i, line := range lines {
+	for _, line := range lines {
 		fmt.Fprintf(l.err, "%s: %s\n", l.name, line)
-		if l.kmsg == nil || i > maxLines {
-			continue
-		}
-		if i == maxLines && len(lines) > maxLines+1 {
+	}
+	if l.root == nil {
+		return
+	}
+	kmsg, openErr := openKmsg(l.root)
+	if openErr != nil {
+		return
+	}
+	defer kmsg.Close()
+	for _, r := range records(l.name, lines) {
+		// One write is one record. There is nowhere left to report that this failed.
+		_, _ = kmsg.WriteString(r)
+	}
+}
+
+// records are the lines as the kernel's log takes them.
+func records(name string, lines []string) []string {
+	var all []string
+	for i, line := range lines {
+		last := i == maxLines && len(lines) > maxLines+1
+		if last {
 			line = fmt.Sprintf("and %d more errors", len(lines)-maxLines)
 		}
 		if len(line) > maxLine {
 			line = strings.ToValidUTF8(line[:maxLine], "") + "…"
 		}
-		// One write is one record. There is nowhere left to report that this failed.
-		_, _ = fmt.Fprintf(l.kmsg, "<3>%s[%d]: %s\n", l.name, os.Getpid(), line)
+		all = append(all, fmt.Sprintf("<3>%s[%d]: %s\n", name, os.Getpid(), line))
+		if last {
+			break
+		}
 	}
-}
-
-// Close closes the kernel's log.
-func (l *Log) Close() {
-	if l.kmsg != nil {
-		_ = l.kmsg.Close()
-	}
+	return all
 }

@@ -32,9 +32,8 @@ func logError(t *testing.T, make func(path string) error, err error) (stderr str
 	}
 	defer r.Close()
 	var b bytes.Buffer
-	l := Open(r, "prog", &b)
+	l := New(r, "prog", &b)
 	l.Error(err)
-	l.Close()
 	return b.String(), root
 }
 
@@ -119,9 +118,8 @@ func TestOpen(t *testing.T) {
 	}
 
 	var b bytes.Buffer
-	l := Open(nil, "prog", &b)
+	l := New(nil, "prog", &b)
 	l.Error(errors.New("no root"))
-	l.Close()
 	if b.String() != "prog: no root\n" {
 		t.Errorf("without a root: %q", b.String())
 	}

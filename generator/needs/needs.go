@@ -75,6 +75,7 @@ var table = []rule{
 	{parts.Containerd, system + "*.wants/*", Need{Because: atBoot}, nil},
 	{parts.Containerd, system + "*.requires/*", Need{Because: atBoot}, nil},
 	{parts.Containerd, system + "node-stack.target", Need{Because: atBoot}, nil},
+	{parts.Containerd, system + "var-lib-machines.mount.d/*", Need{Because: atBoot}, nil},
 	{parts.Containerd, "", Need{Restart: Machine, Because: atBoot}, nil}, // tmpfiles.d, drop-ins of services that are there already
 
 	{parts.Kubelet, system + "*.wants/*", Need{Because: atBoot}, nil},

@@ -228,21 +228,21 @@ func leftover(root *file.Root, dir string, planned []file.File) ([]string, error
 			left = append(left, name)
 		}
 	}
-	entries, err := root.ReadDir(dir)
+	names, err := root.Names(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	for _, e := range entries {
-		switch name := e.Name(); {
+	for _, name := range names {
+		switch {
 		case name == wants:
-			links, err := root.ReadDir(path.Join(dir, name))
+			links, err := root.Names(path.Join(dir, name))
 			if err != nil {
 				return nil, err
 			}
 			for _, link := range links {
-				add(path.Join(name, link.Name()))
+				add(path.Join(name, link))
 			}
-		case !e.IsDir():
+		case !strings.HasSuffix(name, ".d"):
 			add(name)
 		case SlotOf(path.Join(name, dropIn)) != "":
 			if _, err := root.Lstat(path.Join(dir, name, dropIn)); err == nil {

@@ -40,7 +40,8 @@ const (
 // unitDir is where the static units are on the host; install.sh sets it when it links.
 var unitDir = "/usr/lib/systemd/system"
 
-// defaultTimeouts are those of a slot that still runs but is not in the goal state any more.
+// defaultTimeouts are the goal state's, those of the static units, and those of a slot that still runs but is not in the goal state any
+// more.
 var defaultTimeouts = goalstate.Timeouts{Ready: 2 * time.Minute, AfterStart: 3 * time.Minute}
 
 // Units returns the unit files of all slots, with paths relative to the generator's output folder.
@@ -67,14 +68,17 @@ func Units(goal *goalstate.GoalState, held []string) ([]file.File, error) {
 	if goal.Partial {
 		slots = nil
 	}
-	for _, name := range slices.Sorted(maps.Keys(slots)) {
+	names := slices.Sorted(maps.Keys(slots))
+	var guards strings.Builder // of those before
+	for i, name := range names {
 		slot := slots[name]
 		p.node(slot)
 		p.machine(name, slot.Timeouts)
 		if err := p.budgets(slot); err != nil {
 			return nil, err
 		}
-		p.order(slot, slots)
+		p.order(slot, names[:i], guards.String(), slots)
+		guards.WriteString(guard(name))
 	}
 	for _, name := range held {
 		if slots[name] == nil {
@@ -126,18 +130,16 @@ func bpffs(slot string) string {
 	return sdunit.UnitNamePathEscape("/run/bpffs/"+goalstate.MachineName(slot)) + mount
 }
 
-// budgets adds the drop-ins of those steps whose time the goal state sets, and of the step that is given a credential.
+// budgets adds the drop-ins of those steps whose time the goal state sets to something else than what the static units say, and of the
+// step that is given a credential.
 func (p *planner) budgets(s *goalstate.Slot) error {
-	for step, budget := range map[string]time.Duration{
-		"node-render-nspawn": max(renderBudget, s.Timeouts.AfterStart), // may initialise GPUs
-		"node-wait-dbus":     s.Timeouts.Ready,
-		"node-nvidia-wire":   s.Timeouts.AfterStart,
-		"node-containerd":    s.Timeouts.Ready,
-		"node-kubelet":       s.Timeouts.Ready,
-	} {
-		p.add(step+"@"+s.Name+".service.d/"+dropIn, "budget.conf", map[string]string{
-			"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
-		})
+	static := budgets(defaultTimeouts)
+	for step, budget := range budgets(s.Timeouts) {
+		if budget != static[step] {
+			p.add(step+"@"+s.Name+".service.d/"+dropIn, "budget.conf", map[string]string{
+				"BUDGET": seconds(budget), "TIMEOUT": seconds(budget + grace),
+			})
+		}
 	}
 	if name, key := s.Kubelet.Credential(); name != "" {
 		setting := "LoadCredential"
@@ -154,24 +156,44 @@ func (p *planner) budgets(s *goalstate.Slot) error {
 	return nil
 }
 
+// budgets are those of the steps, by the first part of their units' names.
+func budgets(t goalstate.Timeouts) map[string]time.Duration {
+	return map[string]time.Duration{
+		"node-render-nspawn": max(renderBudget, t.AfterStart), // may initialise GPUs
+		"node-wait-dbus":     t.Ready,
+		"node-nvidia-wire":   t.AfterStart,
+		"node-containerd":    t.Ready,
+		"node-kubelet":       t.Ready,
+	}
+}
+
 // total bounds node@ itself, which runs while all steps of its chain run one after the other.
 func total(t goalstate.Timeouts) time.Duration {
 	const steps = 8 // guard, render, machine, wait-dbus, nvidia-wire, containerd, kubelet, wait-kubelet
 	return guardBudget + max(renderBudget, t.AfterStart) + 5*t.Ready + t.AfterStart + t.Settle + steps*grace
 }
 
-// order adds the ordering of the slot's guard after those of its peers that come first by name.
-func (p *planner) order(s *goalstate.Slot, slots map[string]*goalstate.Slot) {
-	var before []string
-	for _, name := range slices.Sorted(maps.Keys(slots)) {
-		if name < s.Name && (slices.Contains(s.Peers, name) || slices.Contains(slots[name].Peers, s.Name)) {
-			before = append(before, instances(name, "node-peer-guard")...)
+// order adds the ordering of the slot's guard after those of its peers that come first by name, of which earlier are all, and guards
+// their units. Either of the two can name the other as its peer.
+func (p *planner) order(s *goalstate.Slot, earlier []string, guards string, slots map[string]*goalstate.Slot) {
+	// Mostly it is all of them, and of a thousand slots there are half a million pairs.
+	if i, _ := slices.BinarySearch(s.Peers, s.Name); i < len(earlier) {
+		guards = ""
+		for _, name := range earlier {
+			_, is := slices.BinarySearch(s.Peers, name)
+			_, has := slices.BinarySearch(slots[name].Peers, s.Name)
+			if is || has {
+				guards += guard(name)
+			}
 		}
 	}
-	if len(before) > 0 {
-		p.add("node-peer-guard@"+s.Name+".service.d/"+dropIn, "guard-order.conf", map[string]string{"GUARDS": strings.Join(before, " ")})
+	if guards != "" {
+		p.add("node-peer-guard@"+s.Name+".service.d/"+dropIn, "guard-order.conf", map[string]string{"GUARDS": guards[1:]})
 	}
 }
+
+// guard is the guard's unit of a slot, with a space before it.
+func guard(slot string) string { return " node-peer-guard@" + slot + ".service" }
 
 // boot adds the link that starts a slot at boot. Units from a generator cannot be enabled by systemctl, and the boot slot
 // of a broken goal state gets the link too: its start fails and says why, instead of a host that silently has no node.

@@ -234,9 +234,9 @@ func TestTotal(t *testing.T) {
 		sum += d
 	}
 	add(units["node-peer-guard@.service"])
-	add(units["node-render-nspawn@.service"]) // the three run at the same time
 	add(made["systemd-nspawn@node-a.service.d/"+dropIn])
-	for _, step := range []string{"node-wait-dbus", "node-nvidia-wire", "node-containerd", "node-kubelet"} {
+	// Of the three render steps, which run at the same time, the longest.
+	for _, step := range []string{"node-render-nspawn", "node-wait-dbus", "node-nvidia-wire", "node-containerd", "node-kubelet"} {
 		add(made[step+"@a.service.d/"+dropIn])
 	}
 	slot := mustParse(t, full).Slots["a"]
@@ -394,7 +394,7 @@ func TestStaleBaked(t *testing.T) {
 	if stale, err := Stale(root, "a", planned); len(stale) > 0 || err != nil {
 		t.Errorf("of the same goal state: %q, %v", stale, err)
 	}
-	other, err := Host(root, mustParse(t, strings.Replace(full, `bootstrap_token_credential = "token"`, `bootstrap_token_file = "/x"`, 1)+"[timeouts]\nready = \"7m\"\n"), nil)
+	other, err := Host(root, mustParse(t, strings.NewReplacer(`bootstrap_token_credential = "token"`, `bootstrap_token_file = "/x"`, "1m", "7m").Replace(full)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

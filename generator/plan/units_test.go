@@ -90,6 +90,9 @@ server = "https://10.0.0.1:6443"
 certificate_authority = "/etc/berth/ca.crt"
 [kubelet]
 bootstrap_token_credential = "token"
+[timeouts]
+ready = "1m"
+after_start = "4m"
 [slot.a]
 [slot.b]
 `
@@ -187,21 +190,25 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestBudgets compares the numbers of the static units with those of a goal state that sets none, and with what total adds
-// up.
+// TestBudgets compares the numbers of the static units with those of a goal state that sets none, which makes no drop-ins, and with what
+// total adds up.
 func TestBudgets(t *testing.T) {
-	units, made := static(t), generated(t)
+	units := static(t)
 	budget := func(opts options) (helper, unit string) {
 		for _, env := range opts.values("Environment") {
 			helper, _ = strings.CutPrefix(env, "BERTH_BUDGET=")
 		}
 		return duration(t, helper), duration(t, opts.one(t, "TimeoutStartSec"))
 	}
-	for _, step := range []string{"node-render-nspawn", "node-wait-dbus", "node-nvidia-wire", "node-containerd", "node-kubelet"} {
+	for step, want := range budgets(defaultTimeouts) {
 		helper, unit := budget(units[step+"@.service"])
-		wantHelper, wantUnit := budget(made[step+"@a.service.d/"+dropIn])
-		if helper != wantHelper || unit != wantUnit {
-			t.Errorf("%s@.service: %s and %s, the goal state's defaults: %s and %s", step, helper, unit, wantHelper, wantUnit)
+		if helper != want.String() || unit != (want+grace).String() {
+			t.Errorf("%s@.service: %s and %s, the goal state's defaults: %s and %s", step, helper, unit, want, want+grace)
+		}
+	}
+	for _, f := range mustUnits(t, mustParse(t, strings.NewReplacer("1m", "2m", "4m", "3m").Replace(full)), nil) {
+		if bytes.Contains(f.Content, []byte("BERTH_BUDGET")) {
+			t.Errorf("%s says what the static unit says", f.Path)
 		}
 	}
 	for step, want := range map[string]time.Duration{"node-peer-guard": guardBudget,
@@ -210,7 +217,7 @@ func TestBudgets(t *testing.T) {
 			t.Errorf("%s@.service: TimeoutStartSec=%s, want %s", step, got, want)
 		}
 	}
-	if defaults := mustParse(t, full).Slots["a"].Timeouts; defaults.Ready != defaultTimeouts.Ready || defaults.AfterStart != defaultTimeouts.AfterStart {
+	if defaults := mustParse(t, strings.NewReplacer(`ready = "1m"`, "", `after_start = "4m"`, "").Replace(full)).Slots["a"].Timeouts; defaults.Ready != defaultTimeouts.Ready || defaults.AfterStart != defaultTimeouts.AfterStart {
 		t.Errorf("defaultTimeouts are %v, the goal state's defaults %v", defaultTimeouts, defaults)
 	}
 }
@@ -332,7 +339,7 @@ func FuzzUnits(f *testing.F) {
 	for _, source := range []string{`/a\`, `/%i $x "q" 'q`, "/a\n[Service]\nExecStart=x", "/ ", "/\xff", "/@SLOT@", "/a\r", "/[Unit]"} {
 		f.Add(source, full)
 	}
-	f.Add("/x", strings.Replace(full, "[slot.a]", "[timeouts]\nready = \"1500ms\"\nafter_start = \"24h\"\n[slot.a]\npeers = []", 1))
+	f.Add("/x", strings.NewReplacer("1m", "1500ms", "4m", "24h", "[slot.a]", "[slot.a]\npeers = []").Replace(full))
 	f.Fuzz(func(t *testing.T, source, goal string) {
 		g, err := goalstate.Parse([]goalstate.Source{{Path: source, Data: []byte(goal)}, {Path: source, Data: []byte("# twice")}})
 		if errors.Is(err, goalstate.ErrNone) {

@@ -15,6 +15,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/helpers/kubelet"
 	"berth/helpers/nvidia"
 )
 
@@ -120,12 +121,12 @@ func DiscoverMachine(root *file.Root, slot *goalstate.Slot) Machine {
 
 // identity finds what an earlier kubelet left. What is not as kubelet writes it is left out.
 func identity(root *file.Root) (id Identity) {
-	for _, name := range entries(root, KubeletPKI) {
+	for _, name := range entries(root, kubelet.PKI) {
 		if strings.HasPrefix(path.Base(name), "kubelet") {
 			id.Files = append(id.Files, name)
 		}
 	}
-	for rest := []byte(root.Text(path.Join(KubeletPKI, ClientCertificate), textLimit)); ; {
+	for rest := []byte(root.Text(path.Join(kubelet.PKI, kubelet.ClientCertificate), textLimit)); ; {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
 			break
@@ -134,7 +135,7 @@ func identity(root *file.Root) (id Identity) {
 			id.Certificate += string(pem.EncodeToMemory(block))
 		}
 	}
-	_, err := root.Lstat(KubeletKubeconfig)
+	_, err := root.Lstat(kubelet.Kubeconfig)
 	id.Kubeconfig = err == nil
 	// https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/
 	var config struct {
@@ -150,7 +151,7 @@ func identity(root *file.Root) (id Identity) {
 			} `json:"user"`
 		} `json:"users"`
 	}
-	if yaml.Unmarshal([]byte(root.Text(KubeletKubeconfig, textLimit)), &config) == nil && len(config.Clusters) == 1 && len(config.Users) == 1 {
+	if yaml.Unmarshal([]byte(root.Text(kubelet.Kubeconfig, textLimit)), &config) == nil && len(config.Clusters) == 1 && len(config.Users) == 1 {
 		cluster := config.Clusters[0].Cluster
 		id.Server, id.CertificateAuthority = cluster.Server, string(cluster.CertificateAuthority)
 		id.User = config.Users[0].User.ClientCertificate
@@ -196,11 +197,13 @@ func nodes(root *file.Root, pattern string) []string {
 	for component := range strings.SplitSeq(strings.Trim(pattern, "/"), "/") {
 		var next []string
 		for _, p := range paths {
-			if literal := path.Join(p, component); root.Exists(literal) {
-				next = append(next, literal)
-			}
+			literal := path.Join(p, component)
 			if !strings.ContainsAny(component, `*?[\`) {
+				next = append(next, literal) // whether it exists turns out at the end
 				continue
+			}
+			if root.Exists(literal) {
+				next = append(next, literal)
 			}
 			for _, name := range entries(root, p) {
 				if ok, _ := path.Match(component, path.Base(name)); ok {

@@ -60,14 +60,6 @@ type Machine struct {
 	Identity Identity
 }
 
-// Folders and files that kubelet makes by itself, relative to the machine's root.
-const (
-	KubeletKubeconfig = "var/lib/kubelet/kubeconfig"
-	KubeletPKI        = "var/lib/kubelet/pki"
-	// ClientCertificate is a link in KubeletPKI to the client certificate and its key.
-	ClientCertificate = "kubelet-client-current.pem"
-)
-
 // Identity is what kubelet proves with who it is once it has joined its cluster, and with which it goes on at the next start. Keys are
 // no part of it.
 type Identity struct {
@@ -75,9 +67,9 @@ type Identity struct {
 	// client certificate) are what it says; empty: it says nothing of the kind, or cannot be read.
 	Kubeconfig                         bool
 	Server, CertificateAuthority, User string
-	// Certificate are the certificates, in PEM, of ClientCertificate, the client's first; empty: there are none.
+	// Certificate are the certificates, in PEM, of kubelet.ClientCertificate, the client's first; empty: there are none.
 	Certificate string
-	// Files are the paths of what kubelet keeps in KubeletPKI, relative to Root, sorted.
+	// Files are the paths of what kubelet keeps in kubelet.PKI, relative to Root, sorted.
 	Files []string
 }
 

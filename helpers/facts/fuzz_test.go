@@ -12,6 +12,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/helpers/kubelet"
 	"berth/testdata/cputime"
 )
 
@@ -46,7 +47,7 @@ func program(size uint64, path, mod string) []byte {
 func FuzzMachine(f *testing.F) {
 	const (
 		containerd = "usr/bin/containerd"
-		kubelet    = "usr/bin/kubelet"
+		kubeletBin = "usr/bin/kubelet"
 	)
 	good := program(4096, "github.com/containerd/containerd/v2/cmd/containerd", "github.com/containerd/containerd/v2")
 	kubeconfig, err := os.ReadFile("../../testdata/render/full/want/machine/var/lib/kubelet/bootstrap-kubeconfig")
@@ -69,20 +70,20 @@ func FuzzMachine(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { root.Close() })
-	for _, folder := range []string{"usr/bin", "etc/containerd/certs.d/x", "var/lib/dpkg/info", KubeletPKI} {
+	for _, folder := range []string{"usr/bin", "etc/containerd/certs.d/x", "var/lib/dpkg/info", kubelet.PKI} {
 		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
 			f.Fatal(err)
 		}
 	}
 	slot := &goalstate.Slot{
-		Containerd: goalstate.Containerd{Binary: "/" + containerd, Runc: "/" + containerd}, Kubelet: goalstate.Kubelet{Binary: "/" + kubelet},
+		Containerd: goalstate.Containerd{Binary: "/" + containerd, Runc: "/" + containerd}, Kubelet: goalstate.Kubelet{Binary: "/" + kubeletBin},
 	}
 	f.Fuzz(func(t *testing.T, program []byte, list, status, osRelease string, kubeconfig, pem []byte, hosts string) {
 		size := 0
 		for name, content := range map[string][]byte{
-			containerd: program, kubelet: program, "etc/os-release": []byte(osRelease), "var/lib/dpkg/status": []byte(status),
+			containerd: program, kubeletBin: program, "etc/os-release": []byte(osRelease), "var/lib/dpkg/status": []byte(status),
 			"var/lib/dpkg/info/containerd.list": []byte(list), "var/lib/dpkg/info/kubelet.list": []byte(list),
-			KubeletKubeconfig: kubeconfig, KubeletPKI + "/" + ClientCertificate: pem, "etc/containerd/certs.d/x/hosts.toml": []byte(hosts),
+			kubelet.Kubeconfig: kubeconfig, kubelet.PKI + "/" + kubelet.ClientCertificate: pem, "etc/containerd/certs.d/x/hosts.toml": []byte(hosts),
 		} {
 			if err := os.WriteFile(filepath.Join(dir, name), content, 0o755); err != nil {
 				t.Fatal(err)
@@ -92,7 +93,7 @@ func FuzzMachine(f *testing.F) {
 		var m Machine
 		var v Versions
 		took := cputime.Of(func() {
-			m, v = DiscoverMachine(root, slot), DiscoverVersions(root, "/"+containerd, "/"+kubelet)
+			m, v = DiscoverMachine(root, slot), DiscoverVersions(root, "/"+containerd, "/"+kubeletBin)
 		})
 		if took > time.Second+time.Duration(size)*10*time.Microsecond {
 			t.Errorf("%v for %d bytes", took, size)

@@ -44,8 +44,11 @@ func Chain(slot string) []string {
 	}
 }
 
-// MachineStep is the place of the machine's unit in the chain.
-const MachineStep = 4
+// MachineStep is the place of the machine's unit in the chain, BusStep that of wait-dbus.
+const (
+	MachineStep = 4
+	BusStep     = 5
+)
 
 // CGroup returns the folder of a unit's cgroup (cgroup v2). controlGroup is the unit's ControlGroup= as the host's systemd
 // tells it; where that is empty, because systemd no longer tracks the unit, the place that a machine's unit has in the stock

@@ -20,8 +20,9 @@ type Inner struct {
 	Root *file.Root
 }
 
-// Find returns the machine that runs in the slot's machine unit, or ErrNoMachine. It does not ask systemd-machined: one that was
-// killed cannot come back while the node stops, as its start would have to wait for the stop.
+// Find returns the machine that runs in the slot's machine unit, or ErrNoMachine. bus is a connection to the host's systemd; nil: one is
+// made where it is needed. It does not ask systemd-machined: one that was killed cannot come back while the node stops, as its start
+// would have to wait for the stop.
 func Find(ctx context.Context, host *file.Root, bus *Manager, name string) (*Machine, error) {
 	pid, _, err := leader(ctx, host, bus, name)
 	if err != nil {
@@ -34,12 +35,29 @@ func Find(ctx context.Context, host *file.Root, bus *Manager, name string) (*Mac
 }
 
 // leader returns PID 1 of the machine, as the host numbers it, and its proc_pid_status(5). 0: there is none.
+//
+// Systemd is only asked for the unit's cgroup where the machine is not in its stock place: while a node starts it has enough to do.
 func leader(ctx context.Context, host *file.Root, bus *Manager, name string) (pid uint32, status string, err error) {
-	unit, err := bus.Service(ctx, NSpawnUnit(name))
-	if err != nil {
-		return 0, "", err
+	stock := CGroup(host, name, "")
+	if pid, status, err = initOf(host, stock); pid != 0 || err != nil {
+		return pid, status, err
 	}
-	processes, err := Processes(host, CGroup(host, name, unit.ControlGroup))
+	if bus == nil {
+		if bus, err = Host(ctx, host); err != nil {
+			return 0, "", err
+		}
+		defer bus.Close()
+	}
+	group, err := bus.ControlGroup(ctx, NSpawnUnit(name))
+	if cgroup := CGroup(host, name, group); err == nil && cgroup != stock {
+		return initOf(host, cgroup)
+	}
+	return 0, "", err
+}
+
+// initOf returns PID 1 of a machine among the processes of a cgroup.
+func initOf(host *file.Root, cgroup string) (pid uint32, status string, err error) {
+	processes, err := Processes(host, cgroup)
 	for _, p := range processes {
 		if status, err := os.ReadFile(filepath.Join(proc(host, p.PID), "status")); err == nil && isInit(string(status)) {
 			return p.PID, string(status), nil
@@ -50,12 +68,7 @@ func leader(ctx context.Context, host *file.Root, bus *Manager, name string) (pi
 
 // Enter finds a slot's machine and connects to its systemd. It returns ErrNoMachine where there is none.
 func Enter(ctx context.Context, host *file.Root, name string) (*Inner, error) {
-	bus, err := Host(ctx, host)
-	if err != nil {
-		return nil, err
-	}
-	defer bus.Close()
-	return EnterBy(ctx, host, bus, name)
+	return EnterBy(ctx, host, nil, name)
 }
 
 // EnterBy is Enter by way of a connection to the host's systemd that is there already.

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/dbus"
@@ -28,8 +30,13 @@ const (
 // goroutine at a time may use it.
 type Manager struct {
 	*dbus.Conn
+	bus    *godbus.Conn // the connection of Conn
 	events chan struct{}
 	closed <-chan struct{}
+	// subscribed says that systemd is to tell of its units.
+	subscribed bool
+	// about holds the names and object paths of the units that events are about; nil: of all.
+	about atomic.Pointer[map[string]bool]
 	// dial makes a connection like the one that was lost; nil: there is none.
 	dial func() (*godbus.Conn, error)
 }
@@ -83,40 +90,78 @@ func Inside(ctx context.Context, root *file.Root) (*Manager, error) {
 }
 
 func (m *Manager) connect(ctx context.Context, dial func() (*godbus.Conn, error)) error {
-	conn, err := dbus.NewConnection(func() (*godbus.Conn, error) {
-		bus, err := dial()
-		if err != nil {
-			return nil, err
-		}
-		// Whichever of the two connections carries the signals: each of them is an event.
-		signals := make(chan *godbus.Signal, 64)
-		bus.Signal(signals)
-		go func() {
-			for range signals {
+	bus, err := dial()
+	if err != nil {
+		return err
+	}
+	// It wants two connections, so that signals that nobody takes do not hold up answers: here they are always taken.
+	conn, err := dbus.NewConnection(func() (*godbus.Conn, error) { return bus, nil })
+	if err != nil {
+		return err
+	}
+	signals := make(chan *godbus.Signal, 64)
+	bus.Signal(signals)
+	go func() {
+		for signal := range signals {
+			if m.concerns(signal) {
 				step.Wake(m.events)
 			}
-			step.Wake(m.events) // closed: whoever waits finds out with the next call
-		}()
-		m.closed = bus.Context().Done()
-		return bus, nil
-	})
-	if err != nil {
-		return err
+		}
+		step.Wake(m.events) // closed: whoever waits finds out with the next call
+	}()
+	if m.subscribed {
+		if err := subscribe(ctx, conn); err != nil {
+			conn.Close()
+			return err
+		}
 	}
-	greet, cancel := context.WithTimeout(ctx, greeting)
-	defer cancel()
-	stop := context.AfterFunc(greet, conn.Close)
-	err = conn.Subscribe()
-	if !stop() && err != nil { // its own error is that the connection was closed
-		err = fmt.Errorf("its systemd gives %w", unanswered(greet.Err()))
-	}
-	if err != nil {
-		conn.Close()
-		return err
-	}
-	m.Conn = conn
+	m.Conn, m.bus, m.closed = conn, bus, bus.Context().Done()
 	return nil
 }
+
+// subscribe asks systemd for its events. It closes the connection of a systemd that does not answer.
+func subscribe(ctx context.Context, conn *dbus.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, greeting)
+	defer cancel()
+	stop := context.AfterFunc(ctx, conn.Close)
+	err := conn.Subscribe()
+	if !stop() && err != nil { // its own error is that the connection was closed
+		err = fmt.Errorf("its systemd gives %w", unanswered(ctx.Err()))
+	}
+	return err
+}
+
+// concerns tells whether a signal is about a unit that events are about. One that is about no unit always is.
+func (m *Manager) concerns(signal *godbus.Signal) bool {
+	about := m.about.Load()
+	if about == nil {
+		return true
+	}
+	subject := string(signal.Path)
+	switch signal.Name {
+	case "org.freedesktop.DBus.Properties.PropertiesChanged":
+		if !strings.HasPrefix(subject, unitPaths) {
+			return !strings.HasPrefix(subject, jobPaths) // a job that is done is told of by JobRemoved
+		}
+	case "org.freedesktop.systemd1.Manager.JobNew", "org.freedesktop.systemd1.Manager.JobRemoved": // id, path, unit
+		if len(signal.Body) > 2 {
+			subject, _ = signal.Body[2].(string)
+		}
+	case "org.freedesktop.systemd1.Manager.UnitNew", "org.freedesktop.systemd1.Manager.UnitRemoved": // unit, path
+		if len(signal.Body) > 0 {
+			subject, _ = signal.Body[0].(string)
+		}
+	default:
+		return true
+	}
+	return (*about)[subject]
+}
+
+// Object paths of org.freedesktop.systemd1(5).
+const (
+	unitPaths = "/org/freedesktop/systemd1/unit/"
+	jobPaths  = "/org/freedesktop/systemd1/job/"
+)
 
 // reexec is more than the time in which a systemd that executes itself anew does not answer, also on a busy host where it does
 // so several times. The budget of a step ends the wait before.
@@ -170,8 +215,25 @@ func (m *Manager) Reload(ctx context.Context) error {
 	return m.ask(ctx, func() error { return m.ReloadContext(ctx) })
 }
 
-// Events gives an event after any unit or job of this systemd changed, and when the connection is lost.
-func (m *Manager) Events() <-chan struct{} { return m.events }
+// Events gives an event after one of the units, or any where none is named, changed or got or lost a job, and when the connection
+// is lost. Until it is called, systemd has no work with telling; an event makes whoever waits ask it, so units are best named.
+func (m *Manager) Events(units ...string) <-chan struct{} {
+	if len(units) > 0 {
+		about := make(map[string]bool)
+		for _, unit := range units {
+			about[unit] = true
+			about[unitPaths+dbus.PathBusEscape(unit)] = true
+		}
+		m.about.Store(&about)
+	}
+	if !m.subscribed {
+		m.subscribed = true
+		if subscribe(context.Background(), m.Conn) != nil {
+			m.Close() // an event, and the next call connects and subscribes anew, or fails
+		}
+	}
+	return m.events
+}
 
 // dial connects to a D-Bus socket beneath root: a root file system that is not trusted cannot lead to another socket by a
 // symbolic link.
@@ -301,6 +363,30 @@ func (m *Manager) Match(ctx context.Context, patterns ...string) ([]Unit, error)
 		units[i] = Unit{u.Name, u.LoadState, u.ActiveState, u.SubState, u.JobType}
 	}
 	return units, nil
+}
+
+// ControlGroup returns the cgroup of a service as this systemd sees it, ControlGroup= of org.freedesktop.systemd1(5); empty: it has
+// none, as one that is not loaded. Unlike a look at all its properties it does not make systemd load the unit, and with it all those
+// that it names, which takes tens of milliseconds.
+func (m *Manager) ControlGroup(ctx context.Context, service string) (string, error) {
+	var path godbus.ObjectPath
+	var value godbus.Variant
+	err := m.ask(ctx, func() error {
+		object := m.bus.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1")
+		if err := object.CallWithContext(ctx, "org.freedesktop.systemd1.Manager.GetUnit", 0, service).Store(&path); err != nil {
+			return err
+		}
+		return m.bus.Object("org.freedesktop.systemd1", path).CallWithContext(ctx,
+			"org.freedesktop.DBus.Properties.Get", 0, "org.freedesktop.systemd1.Service", "ControlGroup").Store(&value)
+	})
+	if missing(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("ask systemd for %s: %w", service, err)
+	}
+	group, _ := value.Value().(string)
+	return group, nil
 }
 
 // Service holds what systemd knows of a service beyond its state.

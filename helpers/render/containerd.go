@@ -82,6 +82,7 @@ func Containerd(slot *goalstate.Slot, sources []string, h facts.Host, m facts.Ma
 		"PATH": pathLine(c.Binary, c.Runc), "COMMAND": r.command("containerd.binary", c.Binary, "--config", containerdConfig),
 	})
 	r.add(units+"/"+stack, "node-stack.target", map[string]string{})
+	r.add(units+"/var-lib-machines.mount.d/50-berth.conf", "no-machines-wait.conf", map[string]string{})
 	r.enable("containerd.service")
 	r.disable("containerd.service", m)
 	r.add("etc/tmpfiles.d/berth.conf", "machine-tmpfiles.conf", map[string]string{})

@@ -8,10 +8,11 @@ import (
 	"strings"
 
 	"berth/helpers/facts"
+	"berth/helpers/kubelet"
 )
 
 // clientCertificate is where kubelet keeps its client certificate and key, both in one file (certificate.FileStore of client-go).
-const clientCertificate = "/" + facts.KubeletPKI + "/" + facts.ClientCertificate
+const clientCertificate = "/" + kubelet.PKI + "/" + kubelet.ClientCertificate
 
 // resetIdentity removes what kubelet has from an earlier start where that is not for this node or this cluster. Kubelet would not
 // see it: as long as the certificate that its kubeconfig names has not expired, it goes on with that file, with the server and CA in
@@ -23,10 +24,10 @@ func (r *renderer) resetIdentity(id facts.Identity, node, ca string) {
 	case reason != "":
 		r.warnf("kubelet's client certificate is removed, and it asks for a new one with the bootstrap token: %s", reason)
 		r.out.Remove = append(r.out.Remove, id.Files...)
-		r.out.Remove = append(r.out.Remove, facts.KubeletKubeconfig)
+		r.out.Remove = append(r.out.Remove, kubelet.Kubeconfig)
 	case id.Kubeconfig && (id.Server != r.slot.Cluster.Server || id.CertificateAuthority != ca || id.User != clientCertificate):
 		// Kubelet makes it anew from the bootstrap kubeconfig, and keeps the certificate that it has.
-		r.out.Remove = append(r.out.Remove, facts.KubeletKubeconfig)
+		r.out.Remove = append(r.out.Remove, kubelet.Kubeconfig)
 	}
 }
 

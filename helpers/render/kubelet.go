@@ -12,13 +12,14 @@ import (
 
 	"berth/generator/goalstate"
 	"berth/helpers/facts"
+	"berth/helpers/kubelet"
 )
 
 // Paths inside the machine.
 const (
 	kubeletDir    = "/var/lib/kubelet"
 	kubeletConfig = kubeletDir + "/config.yaml"
-	kubeconfig    = "/" + facts.KubeletKubeconfig
+	kubeconfig    = "/" + kubelet.Kubeconfig
 	bootstrap     = "/" + Bootstrap
 	clientCA      = "/etc/kubernetes/pki/apiserver-client-ca.crt"
 	manifests     = "/etc/kubernetes/manifests"

@@ -88,6 +88,7 @@ type Step struct {
 
 // Main runs the command with the process's arguments and environment and returns its exit code.
 func Main(c Command) int {
+	runtime.GOMAXPROCS(1) // steps wait for one thing after the other: threads that look for work would take it from those waited for
 	flags := flag.NewFlagSet(c.Name, flag.ContinueOnError)
 	flags.SetOutput(os.Stderr)
 	root := flags.String("root", cmp.Or(os.Getenv("BERTH_ROOT"), "/"), "the `directory` that stands for / (environment: BERTH_ROOT)")

@@ -9,8 +9,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"berth/generator/file"
 	"berth/generator/goalstate"
 	"berth/helpers/machine"
@@ -27,14 +25,17 @@ func main() {
 	}))
 }
 
+// interval is that between looks at the machine's socket. inotify(7) would tell when it is made, but to close it then takes the kernel
+// 10 to 100 ms (flush of fsnotify's reaper, Linux 6.18). A look takes some microseconds, but each makes Go's sysmon wake up some
+// dozen times, which at shorter intervals the machine's boot would miss.
+const interval = 5 * time.Millisecond
+
+// ofLooks says at how many of these looks the machine's PID 1 is looked at, too.
+const ofLooks = 16
+
 func run(ctx context.Context, s *step.Step) error {
 	name := goalstate.MachineName(s.Slot)
-	host, err := machine.Host(ctx, s.Root)
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	m, err := machine.Find(ctx, s.Root, host, name)
+	m, err := machine.Find(ctx, s.Root, nil, name)
 	if err != nil {
 		return err
 	}
@@ -46,14 +47,8 @@ func run(ctx context.Context, s *step.Step) error {
 	if err := installed(root, name); err != nil {
 		return err
 	}
-	watch, err := machine.NewWatch()
-	if err != nil {
-		return err
-	}
-	defer watch.Close()
-	events := step.Merge(ctx, watch.Events(), host.Events())
-	return s.Wait(ctx, "D-Bus inside machine "+name, events, func(ctx context.Context) (step.State, error) {
-		watchFolders(watch, root) // before the look at the socket: it may be made in between
+	looks := 0
+	return s.Wait(ctx, "D-Bus inside machine "+name, nil, func(ctx context.Context) (step.State, error) {
 		inside, err := machine.Inside(ctx, root)
 		if err == nil {
 			defer inside.Close()
@@ -63,14 +58,26 @@ func run(ctx context.Context, s *step.Step) error {
 				return step.State{Done: true}, nil
 			}
 		}
-		if unit, e := host.Unit(ctx, machine.NSpawnUnit(name)); e != nil || !unit.Running() || unit.Busy() {
-			return step.State{}, errors.Join(e, fmt.Errorf("machine %s ended while it booted: %s is %s (%s)", name, unit.Name, unit.Active, unit.Sub))
+		if looks++; looks%ofLooks == 0 && !m.Alive() {
+			return step.State{}, ended(ctx, s.Root, name)
 		}
+		seen := err.Error()
 		if errors.Is(err, fs.ErrNotExist) {
-			return step.State{Seen: "its socket is not there yet"}, nil // an event tells
+			seen = "its socket is not there yet"
 		}
-		return step.State{Seen: err.Error(), Again: 20 * time.Millisecond}, nil
+		return step.State{Seen: seen, Again: interval}, nil
 	})
+}
+
+// ended is the error for a machine that ended before its bus answered.
+func ended(ctx context.Context, root *file.Root, name string) error {
+	host, err := machine.Host(ctx, root)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	unit, err := host.Unit(ctx, machine.NSpawnUnit(name))
+	return errors.Join(err, fmt.Errorf("machine %s ended while it booted: %s is %s (%s)", name, unit.Name, unit.Active, unit.Sub))
 }
 
 // installed fails at once where the root file system has no message bus: it would never answer.
@@ -81,14 +88,4 @@ func installed(root *file.Root, name string) error {
 		}
 	}
 	return fmt.Errorf("D-Bus is not installed in machine %s (no dbus.socket): install dbus or dbus-broker in /var/lib/machines/%s", name, name)
-}
-
-// watchFolders makes an event of whatever is made in the machine's /run and /run/dbus, as far as they exist.
-func watchFolders(watch *machine.Watch, root *file.Root) {
-	for _, dir := range []string{"run", "run/dbus"} {
-		if handle, err := root.Handle(dir); err == nil {
-			_ = watch.Add(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()), unix.IN_CREATE|unix.IN_MOVED_TO)
-			handle.Close()
-		}
-	}
 }

@@ -214,18 +214,19 @@ func (l life) alive() bool { return l.form != "" }
 
 // life looks for a machine in every form in which it can be alive.
 func (g *guard) life(ctx context.Context, name string) (life, error) {
-	unit, err := g.systemd.Service(ctx, machine.NSpawnUnit(name))
+	unit := machine.NSpawnUnit(name)
+	group, err := g.systemd.ControlGroup(ctx, unit)
 	if err != nil {
 		return life{}, err
 	}
-	left, err := machine.Processes(g.root, machine.CGroup(g.root, name, unit.ControlGroup))
+	left, err := machine.Processes(g.root, machine.CGroup(g.root, name, group))
 	if err != nil {
 		return life{}, err
 	}
 	if len(left) > 0 {
 		return life{
-			form: list(left) + " in the cgroup of " + unit.Name,
-			cure: "systemctl stop " + unit.Name + ", or systemctl kill --signal=KILL " + unit.Name,
+			form: list(left) + " in the cgroup of " + unit,
+			cure: "systemctl stop " + unit + ", or systemctl kill --signal=KILL " + unit,
 		}, nil
 	}
 	m, err := g.machined.Machine(ctx, name)

@@ -15,18 +15,19 @@ import (
 // try: processes in the cgroup of a unit that is down, the registration of a machine that is dead, and a mount. A machine
 // that was started in another way is not ours to end, and is refused.
 func (g *guard) clear(ctx context.Context, name string) error {
-	unit, err := g.systemd.Service(ctx, machine.NSpawnUnit(name))
+	unit := machine.NSpawnUnit(name)
+	group, err := g.systemd.ControlGroup(ctx, unit)
 	if err != nil {
 		return err
 	}
-	state, err := g.systemd.Unit(ctx, unit.Name)
+	state, err := g.systemd.Unit(ctx, unit)
 	if err != nil {
 		return err
 	}
 	if state.Running() && !state.Busy() {
-		return refuseOwn(name, life{"not started through this claim", "systemctl stop " + unit.Name})
+		return refuseOwn(name, life{"not started through this claim", "systemctl stop " + unit})
 	}
-	cgroup := machine.CGroup(g.root, name, unit.ControlGroup)
+	cgroup := machine.CGroup(g.root, name, group)
 	left, err := machine.Processes(g.root, cgroup)
 	if err != nil {
 		return err

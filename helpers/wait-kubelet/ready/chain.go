@@ -19,51 +19,30 @@ func Down(ctx context.Context, s *step.Step) error {
 	}
 	defer host.Close()
 	halt := machine.NewHalt(s.Root, host, goalstate.MachineName(s.Slot))
-	return s.Wait(ctx, "the end of slot "+s.Slot, host.Events(), func(ctx context.Context) (step.State, error) {
-		units, err := host.Units(ctx, machine.Chain(s.Slot)...)
+	chain := machine.Chain(s.Slot)
+	return s.Wait(ctx, "the end of slot "+s.Slot, host.Events(chain...), func(ctx context.Context) (step.State, error) {
+		// Only those that are loaded: to be asked for the others would make systemd load them again, one after the other as they end.
+		units, err := host.Match(ctx, chain...)
 		if err != nil {
 			return step.State{}, err
 		}
 		var stopping []string
+		var nspawn machine.Unit
 		for _, u := range units {
+			if u.Name == chain[machine.MachineStep] {
+				nspawn = u
+			}
 			if u.Job == "stop" || u.Job == "restart" || u.Job == "try-restart" {
 				stopping = append(stopping, u.Name)
 			}
 		}
-		again, err := halt.Repeat(ctx, units[machine.MachineStep])
+		again, err := halt.Repeat(ctx, nspawn)
 		return step.State{Done: len(stopping) == 0, Seen: strings.Join(stopping, " "), Again: again}, err
 	})
 }
 
-// watchChain waits until the last step is done. It has no deadline of its own: each step has one, and before the first a
-// host that boots may wait for its network.
-func watchChain(ctx context.Context, s *step.Step, host *machine.Manager) error {
-	// A restart's stop may not be over yet, although Down waits for it: Down itself can be killed.
-	halt := machine.NewHalt(s.Root, host, goalstate.MachineName(s.Slot))
-	return s.Wait(ctx, "the steps of slot "+s.Slot, host.Events(), func(ctx context.Context) (step.State, error) {
-		units, err := host.Units(ctx, machine.Chain(s.Slot)...)
-		if err != nil {
-			return step.State{}, err
-		}
-		again, err := halt.Repeat(ctx, units[machine.MachineStep])
-		if err != nil {
-			return step.State{}, err
-		}
-		pending, err := pendingOf(ctx, s, host, units)
-		return step.State{Done: err == nil && pending == "", Seen: pending, Again: again}, err
-	})
-}
-
-// chainPending names the first step that is not done, nothing where all are, and fails where nothing brings the chain up.
-func chainPending(ctx context.Context, s *step.Step, host *machine.Manager) (string, error) {
-	units, err := host.Units(ctx, machine.Chain(s.Slot)...)
-	if err != nil {
-		return "", err
-	}
-	return pendingOf(ctx, s, host, units)
-}
-
-// pendingOf is chainPending of what the units were at one moment.
+// pendingOf names the first step that was not done at the moment of units, nothing where all were, and fails where nothing brings the
+// chain up.
 func pendingOf(ctx context.Context, s *step.Step, host *machine.Manager, units []machine.Unit) (string, error) {
 	pending, busy := "", false
 	for _, u := range units {

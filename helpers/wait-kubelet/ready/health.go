@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,8 +21,8 @@ import (
 
 // healthy asks kubelet for its health. The slots share the host's network, so that anything may answer on that port: only
 // a socket that belongs to a process of this machine's kubelet.service counts.
-func (w *watcher) healthy(ctx context.Context, service machine.Service) error {
-	if err := w.owned(ctx, service); err != nil {
+func (w *watcher) healthy(ctx context.Context, found machine.Service) error {
+	if err := w.owned(ctx, found); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -30,43 +30,43 @@ func (w *watcher) healthy(ctx context.Context, service machine.Service) error {
 	return askHealth(ctx, health)
 }
 
-// askHealth asks the address directly: a proxy of the environment has no business with it.
+// askHealth asks the address directly. It speaks HTTP/1.0 itself: all that net/http can do more would make this program twice as
+// large, and its start slower.
 func askHealth(ctx context.Context, address netip.AddrPort) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address.String())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = conn.SetDeadline(deadline) // of a connection that is open it does not fail
+	}
 	url := "http://" + address.String() + "/healthz"
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
+	if _, err := fmt.Fprintf(conn, "GET /healthz HTTP/1.0\r\nHost: %s\r\n\r\n", address); err != nil {
+		return fmt.Errorf("%s: %w", url, err)
 	}
-	client := http.Client{
-		Transport:     &http.Transport{Proxy: nil, DisableKeepAlives: true},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	answer, err := io.ReadAll(io.LimitReader(conn, 8<<10))
+	line, rest, _ := strings.Cut(string(answer), "\r\n")
+	version, status, ok := strings.Cut(line, " ")
+	switch {
+	case !ok || !strings.HasPrefix(version, "HTTP/1."):
+		return errors.Join(fmt.Errorf("%s answers no HTTP: %.100q", url, line), err)
+	case status == "200" || strings.HasPrefix(status, "200 "):
+		return nil
 	}
-	response, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(response.Body, 200))
-		return fmt.Errorf("%s answers %s: %s", url, response.Status, strings.TrimSpace(string(body)))
-	}
-	return nil
+	_, body, _ := strings.Cut(rest, "\r\n\r\n")
+	return fmt.Errorf("%s answers %s: %.200s", url, status, strings.TrimSpace(body))
 }
 
 // owned tells whether it is kubelet's own socket that listens on the health address.
-func (w *watcher) owned(ctx context.Context, service machine.Service) error {
-	inodes, err := listeners(w.step.Root, health)
-	if err != nil {
-		return err
+func (w *watcher) owned(ctx context.Context, found machine.Service) error {
+	if w.cgroup == "" {
+		var err error
+		if w.cgroup, err = w.host.ControlGroup(ctx, machine.NSpawnUnit(w.machine)); err != nil {
+			return err
+		}
 	}
-	if len(inodes) == 0 {
-		return fmt.Errorf("nothing listens on %s", health)
-	}
-	unit, err := w.host.Service(ctx, machine.NSpawnUnit(w.machine))
-	if err != nil {
-		return err
-	}
-	cgroup, err := kubeletCGroup(w.step.Root, w.machine, unit.ControlGroup, service.ControlGroup)
+	cgroup, err := kubeletCGroup(w.step.Root, w.machine, w.cgroup, found.ControlGroup)
 	if err != nil {
 		return err
 	}
@@ -74,10 +74,21 @@ func (w *watcher) owned(ctx context.Context, service machine.Service) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range processes {
-		if holds(w.step.Root, p.PID, inodes) {
-			return nil
+	some := false
+	for _, table := range []string{"tcp", "tcp6"} { // each takes the kernel milliseconds, and kubelet mostly is in the first
+		inodes, err := listeners(w.step.Root, table, health)
+		if err != nil {
+			return err
 		}
+		some = some || len(inodes) > 0
+		for _, p := range processes {
+			if holds(w.step.Root, p.PID, inodes) {
+				return nil
+			}
+		}
+	}
+	if !some {
+		return fmt.Errorf("nothing listens on %s", health)
 	}
 	return fmt.Errorf("something else than the kubelet of machine %s listens on %s", w.machine, health)
 }
@@ -86,30 +97,28 @@ func (w *watcher) owned(ctx context.Context, service machine.Service) error {
 // below its unit (systemd-nspawn(1), --keep-unit with Delegate=).
 func kubeletCGroup(host *file.Root, name, unit, inside string) (string, error) {
 	if !filepath.IsLocal(strings.TrimPrefix(inside, "/")) {
-		return "", fmt.Errorf("%s has no cgroup: %q", kubelet, inside)
+		return "", fmt.Errorf("%s has no cgroup: %q", service, inside)
 	}
 	return filepath.Join(machine.CGroup(host, name, unit), "payload", inside), nil
 }
 
-// listeners returns the inodes of the TCP sockets that listen on the address or on all addresses: proc_pid_net(5), where
+// listeners returns the inodes of the TCP sockets in a table that listen on the address or on all addresses: proc_pid_net(5), where
 // state 0A is TCP_LISTEN and an address is hexadecimal, in words of the host's byte order.
-func listeners(host *file.Root, address netip.AddrPort) ([]string, error) {
+func listeners(host *file.Root, table string, address netip.AddrPort) ([]string, error) {
+	text, err := os.ReadFile(filepath.Join(host.Name(), "proc/self/net", table))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // a kernel without IPv6
+	} else if err != nil {
+		return nil, err
+	}
 	var inodes []string
-	for _, table := range []string{"tcp", "tcp6"} {
-		text, err := os.ReadFile(filepath.Join(host.Name(), "proc/self/net", table))
-		if errors.Is(err, os.ErrNotExist) {
-			continue // a kernel without IPv6
-		} else if err != nil {
-			return nil, err
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) < 10 || f[3] != "0A" {
+			continue
 		}
-		for line := range strings.Lines(string(text)) {
-			f := strings.Fields(line)
-			if len(f) < 10 || f[3] != "0A" {
-				continue
-			}
-			if local, err := parseSocket(f[1]); err == nil && serves(local, address) {
-				inodes = append(inodes, f[9])
-			}
+		if local, err := parseSocket(f[1]); err == nil && serves(local, address) {
+			inodes = append(inodes, f[9])
 		}
 	}
 	return inodes, nil
@@ -141,6 +150,9 @@ func parseSocket(s string) (netip.AddrPort, error) {
 
 // holds tells whether a process has one of the sockets open.
 func holds(host *file.Root, pid uint32, inodes []string) bool {
+	if len(inodes) == 0 {
+		return false
+	}
 	dir := filepath.Join(host.Name(), "proc", strconv.FormatUint(uint64(pid), 10), "fd")
 	entries, err := os.ReadDir(dir)
 	if err != nil {

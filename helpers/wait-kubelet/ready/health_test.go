@@ -62,7 +62,7 @@ func TestOwner(t *testing.T) {
 	}
 	defer host.Close()
 	address := netip.MustParseAddrPort(l.Addr().String())
-	inodes, err := listeners(host, address)
+	inodes, err := listeners(host, "tcp", address)
 	if err != nil || len(inodes) != 1 {
 		t.Fatalf("listeners on %s: %v, %v; want one", address, inodes, err)
 	}

@@ -6,16 +6,17 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"time"
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
-	"berth/helpers/facts"
+	"berth/helpers/kubelet"
 	"berth/helpers/machine"
 	"berth/helpers/step"
 )
 
-const kubelet = "kubelet.service"
+const service = "kubelet.service"
 
 // health is where kubelet serves /healthz. The goal state cannot move it: goalstate refuses healthzBindAddress and
 // healthzPort.
@@ -38,22 +39,25 @@ func Up(ctx context.Context, s *step.Step) error {
 		return err
 	}
 	defer host.Close()
-	if err := watchChain(ctx, s, host); err != nil {
+	w := &watcher{
+		step: s, host: host, machine: slot.MachineName(), timeouts: slot.Timeouts,
+		events: make(chan struct{}, 1),
+		// A restart's stop may not be over yet, although Down waits for it: Down itself can be killed.
+		halt: machine.NewHalt(s.Root, host, slot.MachineName()),
+	}
+	defer w.disconnect()
+	go step.Forward(ctx, host.Events(machine.Chain(s.Slot)...), w.events)
+	// It has no deadline of its own: each step has one, and before the first a host that boots may wait for its network.
+	if err := s.Wait(ctx, "the steps of slot "+s.Slot, w.events, w.chain); err != nil {
 		return err
 	}
 	s.Budget = slot.Timeouts.Ready + slot.Timeouts.Settle
 	ctx, cancel := context.WithTimeout(ctx, s.Budget)
 	defer cancel()
-	w := &watcher{
-		step: s, host: host, machine: slot.MachineName(), timeouts: slot.Timeouts,
-		events: make(chan struct{}, 1),
-	}
-	defer w.disconnect()
-	go step.Forward(ctx, host.Events(), w.events)
 	err = s.Wait(ctx, "kubelet in slot "+s.Slot, w.events, w.check)
 	var failure *step.Failure
 	if errors.As(err, &failure) && failure.Code == step.ExitNotReady {
-		failure.Err = fmt.Errorf("%w%s", failure.Err, machine.Journal(context.WithoutCancel(ctx), slot.MachineName(), kubelet))
+		failure.Err = fmt.Errorf("%w%s", failure.Err, machine.Journal(context.WithoutCancel(ctx), slot.MachineName(), service))
 	}
 	if err == nil {
 		s.Status("the node in slot %s is ready", s.Slot)
@@ -67,7 +71,7 @@ func Up(ctx context.Context, s *step.Step) error {
 			// It is healthy all the same, and tries for ever. Whether the cluster takes it is for Kubernetes to tell, but nobody looks
 			// there for a node that has never been seen.
 			s.Notice("kubelet has no client certificate yet: if it stays so, the cluster refuses the bootstrap token, or nobody has approved "+
-				"the request (kubectl get csr): see journalctl -M %s -u %s", slot.MachineName(), kubelet)
+				"the request (kubectl get csr): see journalctl -M %s -u %s", slot.MachineName(), service)
 		}
 	}
 	return err
@@ -80,7 +84,7 @@ func hasCertificate(host *file.Root, slot *goalstate.Slot) bool {
 		return false
 	}
 	defer root.Close()
-	_, err = root.Stat(path.Join(facts.KubeletPKI, facts.ClientCertificate))
+	_, err = root.Stat(path.Join(kubelet.PKI, kubelet.ClientCertificate))
 	return err == nil
 }
 
@@ -92,9 +96,11 @@ type watcher struct {
 	inner    *machine.Inner // nil: not connected
 	events   chan struct{}  // of the host and of the machine
 	timeouts goalstate.Timeouts
+	halt     *machine.Halt
 
-	run   run       // of kubelet
-	since time.Time // when that run was first seen healthy
+	cgroup      string    // of the machine, as the host's systemd tells it; empty: not asked yet
+	run         run       // of kubelet
+	since, last time.Time // when that run was first, and last, seen healthy
 }
 
 // run identifies one uninterrupted run of a service.
@@ -103,35 +109,65 @@ type run struct {
 	restarts   uint32
 }
 
+// chain is one look at the steps. It already looks at kubelet while the last one ends, so that there is less to do when it has.
+func (w *watcher) chain(ctx context.Context) (step.State, error) {
+	units, err := w.host.Units(ctx, machine.Chain(w.step.Slot)...)
+	if err != nil {
+		return step.State{}, err
+	}
+	again, err := w.halt.Repeat(ctx, units[machine.MachineStep])
+	if err != nil {
+		return step.State{}, err
+	}
+	pending, err := pendingOf(ctx, w.step, w.host, units)
+	if err == nil && slices.Index(machine.Chain(w.step.Slot), pending) > machine.BusStep {
+		_, _ = w.look(ctx) // what is wrong with it is told when the steps are done
+	}
+	return step.State{Done: err == nil && pending == "", Seen: pending, Again: again}, err
+}
+
 // check is one look at kubelet and at the chain below it.
 func (w *watcher) check(ctx context.Context) (step.State, error) {
 	// While a step is about to change, this very process is about to be ended: a stop or restart takes node@ along.
-	pending, err := chainPending(ctx, w.step, w.host)
+	units, err := w.host.Units(ctx, machine.Chain(w.step.Slot)...)
+	if err != nil {
+		return step.State{}, err
+	}
+	pending, err := pendingOf(ctx, w.step, w.host, units)
 	if err != nil || pending != "" {
 		return step.State{Seen: pending}, err
 	}
-	service, err := w.kubelet(ctx)
+	return w.look(ctx)
+}
+
+// look is one look at kubelet.
+func (w *watcher) look(ctx context.Context) (step.State, error) {
+	found, err := w.kubelet(ctx)
 	if err != nil {
 		w.disconnect()
 		w.since = time.Time{}
 		return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
 	}
-	if service.Active == "failed" {
-		return step.State{}, errors.New("kubelet failed: " + w.inner.Explain(ctx, kubelet))
+	if found.Active == "failed" {
+		return step.State{}, errors.New("kubelet failed: " + w.inner.Explain(ctx, service))
 	}
-	if service.Active != "active" {
+	if found.Active != "active" {
 		w.since = time.Time{}
-		return step.State{Seen: fmt.Sprintf("%s is %s (%s)", kubelet, service.Active, service.Sub)}, nil
+		return step.State{Seen: fmt.Sprintf("%s is %s (%s)", service, found.Active, found.Sub)}, nil
 	}
-	if err := w.healthy(ctx, service); err != nil {
-		w.since = time.Time{}
-		return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
+	r := run{found.InvocationID, found.NRestarts}
+	same := r == w.run && !w.since.IsZero()
+	if !same || time.Since(w.last) >= w.timeouts.Poll {
+		if err := w.healthy(ctx, found); err != nil {
+			w.since = time.Time{}
+			return step.State{Seen: err.Error(), Again: w.timeouts.Poll}, nil
+		}
+		w.last = time.Now()
 	}
-	now := time.Now()
-	if r := (run{service.InvocationID, service.NRestarts}); r != w.run || w.since.IsZero() {
-		w.run, w.since = r, now
+	if !same {
+		w.run, w.since = r, w.last
 	}
-	left := w.timeouts.Settle - now.Sub(w.since)
+	left := w.timeouts.Settle - time.Since(w.since)
 	return step.State{
 		Done:  left <= 0,
 		Seen:  fmt.Sprintf("it is healthy, and must stay up for %v", w.timeouts.Settle),
@@ -143,19 +179,20 @@ func (w *watcher) check(ctx context.Context) (step.State, error) {
 // is restarted, or a machine that is about to be, is no reason to give up within the budget.
 func (w *watcher) kubelet(ctx context.Context) (machine.Service, error) {
 	if w.inner == nil {
-		inner, err := machine.Enter(ctx, w.step.Root, w.machine)
+		inner, err := machine.EnterBy(ctx, w.step.Root, w.host, w.machine)
 		if err != nil {
 			return machine.Service{}, err
 		}
 		w.inner = inner
-		go step.Forward(ctx, inner.Events(), w.events)
+		go step.Forward(ctx, inner.Events(service), w.events)
 	}
-	return w.inner.Service(ctx, kubelet)
+	return w.inner.Service(ctx, service)
 }
 
 func (w *watcher) disconnect() {
 	if w.inner != nil {
 		w.inner.Close()
 		w.inner = nil
+		w.cgroup = ""
 	}
 }

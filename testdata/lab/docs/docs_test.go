@@ -52,8 +52,8 @@ var notRun = map[string]map[string]string{
 		"go run ./testdata/lab/cmd/lab demo": "boots a lab host itself; what it shows is in docs/first-node.md",
 		"go test -timeout 60m -parallel 3 ./... ./testdata/gpu ./testdata/stubctk ./testdata/unitfile ./testdata/lab/...": "runs this test",
 		"./install.sh install": "needs Go and the source: the lab's hosts are made by it",
-		"go test ./testdata/lab/node -run TestTimings -timings -count=1 -v": "measures for minutes",
-		"just real": "builds Kubernetes, for many minutes",
+		"just bench":           "measures for many minutes",
+		"just real":            "builds Kubernetes, for many minutes",
 	},
 	"docs/blue-green.md": {
 		"debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,kmod,iproute2,mount,containerd,runc \\": internet,

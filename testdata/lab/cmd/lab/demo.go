@@ -8,8 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -133,42 +131,21 @@ func (d *demonstration) start(ctx context.Context) error {
 	return d.steps(ctx)
 }
 
-// unit is what the table of steps tells of a unit. Times are CLOCK_MONOTONIC.
-type unit struct {
-	name, status  string
-	began, active time.Duration
-}
-
 // steps prints the units of slot a in the order in which they began.
 func (d *demonstration) steps(ctx context.Context) error {
-	out, stderr, exit, err := d.Run(ctx, "systemctl", "show",
-		"--property=Id,StatusText,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic",
-		"node@a.service", "node-*@a.service", "systemd-nspawn@node-a.service")
-	if err != nil || exit != 0 {
-		return cmp.Or(err, fmt.Errorf("systemctl show: exit status %d: %s", exit, stderr))
+	spans, err := node.Spans(ctx, d.Host)
+	if err != nil {
+		return err
 	}
-	var units []unit
-	for block := range strings.SplitSeq(strings.TrimSpace(out), "\n\n") {
-		p := map[string]string{}
-		for line := range strings.Lines(block) {
-			key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
-			p[key] = value
-		}
-		units = append(units, unit{p["Id"], p["StatusText"], microseconds(p["InactiveExitTimestampMonotonic"]),
-			microseconds(p["ActiveEnterTimestampMonotonic"])})
-	}
-	slices.SortFunc(units, func(a, b unit) int { return cmp.Compare(a.began, b.began) })
+	fmt.Fprint(d.w, node.Timeline(spans))
+	fmt.Fprintln(d.w, "\nWhat they said last:")
 	table := tabwriter.NewWriter(d.w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "UNIT\tBEGAN\tTOOK\tSAID LAST")
-	for _, u := range units {
-		fmt.Fprintf(table, "%s\t+%.2f s\t%.2f s\t%s\n", u.name, (u.began - units[0].began).Seconds(), (u.active - u.began).Seconds(), u.status)
+	for _, s := range spans {
+		if s.Status != "" {
+			fmt.Fprintf(table, "%s\t%s\n", s.Unit, s.Status)
+		}
 	}
 	return table.Flush()
-}
-
-func microseconds(s string) time.Duration {
-	n, _ := strconv.ParseInt(s, 10, 64) // empty where systemd knows none
-	return time.Duration(n) * time.Microsecond
 }
 
 func (d *demonstration) rendered(ctx context.Context) error {
