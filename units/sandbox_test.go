@@ -13,7 +13,7 @@ import (
 // lab.
 func TestSandbox(t *testing.T) {
 	own := []string{"CapabilityBoundingSet", "IPAddressAllow", "ReadWritePaths", "RestrictAddressFamilies",
-		"RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve"}
+		"RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve", "StateDirectory", "StateDirectoryMode"}
 	var first, firstName string
 	for _, f := range Files() {
 		if path.Ext(f.Path) != ".service" {

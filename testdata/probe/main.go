@@ -17,7 +17,7 @@ import (
 // folders are where a file is made, and removed again.
 var folders = []string{
 	"/etc", "/usr/lib", "/var/lib", "/var/lib/machines/node-a/etc", "/home", "/root", "/run", "/run/berth", "/run/systemd/system",
-	"/tmp", "/dev/shm",
+	"/var/lib/berth", "/tmp", "/dev/shm",
 }
 
 // tries are system calls whose arguments do no harm where they are let through: what counts is whether that is for want of a right.

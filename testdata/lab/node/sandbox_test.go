@@ -21,8 +21,9 @@ var everyStep = []string{"look up beneath a root", "speak to systemd", "use /dev
 
 // What a step may do beyond that. Where a process of the machine is looked into, it is by CAP_SYS_PTRACE.
 var mayDo = map[string][]string{
+	"berth-last-good":         nil, // a probe is no program of systemd's, so only what is in the table is looked at
 	"node-chain@":             nil,
-	"node-peer-guard@":        {"enter a machine's root", "read another user's file", "signal a process of another user", "write to /run/berth"},
+	"node-peer-guard@":        {"enter a machine's root", "read another user's file", "signal a process of another user", "write to /run/berth", "write to /run/systemd/system"},
 	"node-render-nspawn@":     {"read another user's file", "write to /run/systemd/system"},
 	"node-render-containerd@": {"read another user's file", "write to /var/lib/machines/node-a/etc"},
 	"node-render-kubelet@":    {"read another user's file", "write to /var/lib/machines/node-a/etc"},
@@ -30,6 +31,7 @@ var mayDo = map[string][]string{
 	"node-nvidia-wire@":       {"enter a machine's root", "read another user's file"},
 	"node-containerd@":        {"enter a machine's root"},
 	"node-kubelet@":           {"enter a machine's root"},
+	"node-record-applied@":    {"read another user's file", "write to /var/lib/berth"},
 	"node@":                   {"enter a machine's root", "read another user's file", "speak to the host's own address", "use the Internet"},
 }
 
@@ -115,11 +117,11 @@ StandardError=journal
 			if i := slices.Index(cells, " "+version+" "); i > 0 {
 				column = i
 			}
-			if len(cells) < 3 || column == 0 || !strings.HasPrefix(cells[1], " node") {
+			if len(cells) < 3 || column == 0 || !strings.HasPrefix(cells[1], " node") && !strings.HasPrefix(cells[1], " berth") {
 				continue
 			}
 			seen++
-			unit := strings.TrimSpace(cells[1]) + "a.service"
+			unit := strings.Replace(strings.TrimSpace(cells[1])+".service", "@.", "@a.", 1)
 			most, err := strconv.ParseFloat(strings.TrimSpace(cells[column]), 64)
 			if err != nil {
 				t.Errorf("docs/trust.md: %s: %v", unit, err)
