@@ -167,7 +167,7 @@ func TestLastGood(t *testing.T) {
 	state, err := store.Load(root)
 	must(t, err)
 	for _, slot := range []string{"s0", "s1", "s2"} {
-		must(t, state.Record(root, slot, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)))
+		must(t, errors.Join(state.Use(root, slot), store.Keep(root, slot, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))))
 	}
 	again := func() (string, map[string]string) {
 		t.Helper()

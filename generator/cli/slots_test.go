@@ -437,7 +437,7 @@ func TestLastGood(t *testing.T) {
 	units, _, _ := h.berth("show", "a")
 	state, err := store.Load(h.root)
 	must(t, err)
-	must(t, state.Record(h.root, "a", time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)))
+	must(t, errors.Join(state.Use(h.root, "a"), store.Keep(h.root, "a", time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))))
 	h.change("[slot.a]", "[slot.b]\n[slot.a]\nx = 1")
 
 	const mistake = "/etc/berth/goal.toml:19:1: slot.a.x: is not a key of the goal state"

@@ -52,6 +52,12 @@ func LoadFiles(root *file.Root) (*GoalState, []Source, error) {
 	return goal, files, err
 }
 
+// Files returns the files that Load would merge, in that order, as far as they can be read, without looking at what is in them.
+func Files(root *file.Root) []Source {
+	files, _ := find(root, searchPath, nil)
+	return files
+}
+
 // LoadImage reads the goal state of a host that boots from the image whose "/" is root. It is Load but for /run, which is empty
 // when a host boots. The files of add count as if they were in the image already, or as they are instead of those there.
 func LoadImage(root *file.Root, add []Source) (*GoalState, error) {

@@ -1,6 +1,7 @@
 package hostcheck
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -8,10 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 	"berth/helpers/facts"
 	"berth/helpers/nvidia"
 )
@@ -181,8 +184,16 @@ func TestCheck(t *testing.T) {
 		}, want: []string{
 			"error berth-file: /usr/lib/berth/machine-unit: does not exist, or is not executable: install berth's package again",
 			"error berth-file: /usr/lib/systemd/system-generators/berth-generator: does not exist, or is not executable: install berth's package again",
-			"error berth-file: /usr/lib/systemd/system/node-chain@.service: does not exist, or is not executable: install berth's package again",
+			"error berth-file: /usr/lib/systemd/system/berth-last-good.service: does not exist, or is not executable: install berth's package again",
 			"error berth-file: /usr/lib/tmpfiles.d/berth.conf: does not exist, or is not executable: install berth's package again"}},
+		{why: "a slot goes on with its last good goal state", change: func(f *Facts) {
+			f.LastGood = map[string]store.Record{"a": {Time: time.Unix(0, 0).UTC()}}
+		}, want: []string{"warning last-good: slot a: goes on with its last good goal state, recorded 1970-01-01T00:00:00Z: correct the goal state"}},
+		{why: "stored goal states are damaged", change: func(f *Facts) {
+			f.Unusable = map[string]error{"a": errors.New("damaged"), "": errors.New("permission denied")}
+		}, want: []string{
+			"warning last-good: host: permission denied: run berth check as root",
+			"warning last-good: slot a: damaged: systemctl restart node@a stores it anew, when the goal state is valid"}},
 		{why: "systemd was not reloaded", change: func(f *Facts) { f.Loaded["node@a.service"] = "not-found" },
 			want: []string{"error unit-unknown: node@a.service: systemd says: not-found: systemctl daemon-reload"}},
 		{why: "the goal state was changed", change: func(f *Facts) { f.Stale["a"] = []string{"run/systemd/generator/node@a.service"} },
@@ -338,7 +349,7 @@ func TestOK(t *testing.T) {
 		said[finding.ID] = true
 	}
 	// These only speak up when something is wrong.
-	quiet := []string{GoalMissing, GoalInvalid, "sysctl-override", "nvidia-missing", "incomplete"}
+	quiet := []string{GoalMissing, GoalInvalid, "last-good", "sysctl-override", "nvidia-missing", "incomplete"}
 	for _, c := range Checks {
 		if said[c.Name] == slices.Contains(quiet, c.Name) {
 			t.Errorf("%s: is there: %v", c.Name, said[c.Name])

@@ -160,7 +160,7 @@ func (g *Gatherer) Gather(ctx context.Context, named ...string) (Facts, error) {
 		}
 		s.Claim = slices.Contains(held, name)
 		if used, err := store.Used(g.Root, name); err == nil {
-			changed := used != state.Digest(name)
+			changed := store.Digest(used.Sources) != state.Digest(name)
 			s.Changed = &changed
 		}
 		if r, ok := stored[name]; ok {

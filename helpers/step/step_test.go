@@ -11,6 +11,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 )
 
 func TestCode(t *testing.T) {
@@ -115,8 +116,10 @@ func TestGoal(t *testing.T) {
 	}
 
 	// Where it is broken, a slot goes on with its last good one, and another one is told what is wrong.
-	if err := errors.Join(state.Record(root, "a", time.Now()), state.Record(root, "b", time.Now())); err != nil {
-		t.Fatal(err)
+	for _, slot := range []string{"a", "b"} {
+		if err := errors.Join(state.Use(root, slot), store.Keep(root, slot, time.Now())); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for name, content := range map[string]string{"etc/berth/goal.toml": text + "x = 1\n", "var/lib/berth/b": "x"} {
 		if _, err := root.Write(file.File{Path: name, Mode: 0o600, Content: []byte(content)}); err != nil {

@@ -24,7 +24,7 @@ const (
 	// Dir holds a stored goal state for each slot that has been ready, by the slot's name. Only root may read it: a goal state may hold
 	// a secret.
 	Dir = "var/lib/berth"
-	// usedDir holds for each slot the digest of the goal state with which its last start began.
+	// usedDir holds for each slot the goal state with which its last start began, in the same form.
 	usedDir = "run/berth/used"
 	// looked is there as soon as Dir can be seen in this boot: berth-last-good.service makes it.
 	looked = "run/berth/looked"
@@ -162,11 +162,14 @@ func trusted(root *file.Root, look func(string) (fs.FileInfo, error), name strin
 }
 
 // Digest tells the goal state of a slot from others.
-func (s State) Digest(slot string) string {
+func (s State) Digest(slot string) string { return Digest(s.sources(slot)) }
+
+// sources are the files of the goal state that a slot goes by.
+func (s State) sources(slot string) []goalstate.Source {
 	if r, ok := s.LastGood[slot]; ok {
-		return Digest(r.Sources)
+		return r.Sources
 	}
-	return Digest(s.Files)
+	return s.Files
 }
 
 // Notice says which slots go on with their last good goal state, in one line; empty: none does.
@@ -202,25 +205,46 @@ func Stored(root *file.Root) (map[string]Record, map[string]error) {
 
 // Use notes that a start of the slot begins with this goal state.
 func (s State) Use(root *file.Root, slot string) error {
-	_, err := root.Write(file.File{Path: path.Join(usedDir, slot), Mode: 0o600, Content: []byte(s.Digest(slot) + "\n")})
+	r := Record{Slot: slot, Sources: s.sources(slot)}
+	data, err := r.Encode()
+	if err != nil {
+		return err
+	}
+	_, err = root.Write(file.File{Path: path.Join(usedDir, slot), Mode: 0o600, Content: data, Secret: true})
 	return err
 }
 
-// Used returns the digest of the goal state with which the last start of the slot began. The error is fs.ErrNotExist where it has
-// not been started since the host booted.
-func Used(root *file.Root, slot string) (string, error) {
-	b, err := root.Read(path.Join(usedDir, slot), 1<<10)
-	return strings.TrimSpace(string(b)), err
+// Used returns the goal state with which the last start of the slot began; only Slot and Sources are set. The error is fs.ErrNotExist
+// where it has not been started since the host booted.
+func Used(root *file.Root, slot string) (Record, error) {
+	data, err := root.Read(path.Join(usedDir, slot), maxSize)
+	if err != nil {
+		return Record{}, err
+	}
+	return Decode(slot, data)
 }
 
-// Record stores the host's own goal state as the last good one of the slot, and removes those of slots that are not in it: they would
-// not be used any more. It fails where the goal state is not valid, or does not have the slot.
-func (s State) Record(root *file.Root, slot string, now time.Time) error {
-	if s.Goal == nil || s.Goal.Partial || s.Goal.Slots[slot] == nil || len(s.LastGood) > 0 {
+// Unchanged tells whether the host's goal state still is the one with which the last start of the slot began, byte for byte.
+func Unchanged(root *file.Root, slot string) (bool, error) {
+	used, err := Used(root, slot)
+	return err == nil && Digest(used.Sources) == Digest(goalstate.Files(root)), err
+}
+
+// Keep stores the goal state with which the last start of the slot began as its last good one, and removes those of slots that are not
+// in it: they would not be used any more.
+func Keep(root *file.Root, slot string, now time.Time) error {
+	r, err := Used(root, slot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New("the goal state is not recorded: the slot has not been started since the host booted")
+	} else if err != nil {
+		return err
+	}
+	goal, err := goalstate.Parse(r.Sources)
+	if err != nil || goal.Slots[slot] == nil {
 		return fmt.Errorf("the goal state is not valid, or has no slot %s", slot)
 	}
 	stored, refused := read(root)
-	r := Record{Slot: slot, Number: 1, Time: now.UTC().Truncate(time.Second), Sources: s.Files}
+	r.Number, r.Time = 1, now.UTC().Truncate(time.Second)
 	for _, e := range stored {
 		r.Number = max(r.Number, e.Number+1)
 	}
@@ -236,7 +260,7 @@ func (s State) Record(root *file.Root, slot string, now time.Time) error {
 	}
 	var errs []error
 	for _, name := range slices.Concat(slices.Collect(maps.Keys(stored)), slices.Collect(maps.Keys(refused))) {
-		if name != "" && s.Goal.Slots[name] == nil {
+		if name != "" && goal.Slots[name] == nil {
 			errs = append(errs, root.Remove(path.Join(Dir, name)))
 		}
 	}

@@ -247,7 +247,7 @@ func TestRefused(t *testing.T) {
 			h.goal(shared + "[slot.a]\n[slot.b]\n")
 			state, err = h.load()
 			must(t, err)
-			err = state.Record(h.Root, "a", noon)
+			err = errors.Join(state.Use(h.Root, "a"), Keep(h.Root, "a", noon))
 			if special := tt.want == "it is not a regular file" && !strings.HasPrefix(tt.why, "a link"); (err != nil) != special {
 				t.Errorf("recorded anew: %v", err)
 			}
@@ -276,24 +276,69 @@ func TestFolder(t *testing.T) {
 	}
 }
 
+// TestUse starts a slot with a goal state, changes the latter, and lets the slot become ready.
 func TestUse(t *testing.T) {
-	h := newHost(t)
-	if _, err := Used(h.Root, "a"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("before the first start: %v", err)
+	const goal = shared + "[slot.a]\n"
+	for _, tt := range []struct {
+		why, before, used, now string
+		unchanged              bool
+		kept                   string // where it is kept although it was changed, as it was just afterwards
+	}{
+		{"nothing has changed", "", goal, goal, true, goal},
+		{"a later one", goal, goal + "# 2\n", goal + "# 2\n", true, goal + "# 2\n"},
+		{"changed", goal, goal + "# 2\n", goal + "# 3\n", false, goal + "# 2\n"},
+		{"broken", "", goal, goal + "x = 1\n", false, goal},
+		{"not a goal state any more", "", goal, "\x00", false, goal},
+		{"taken away", "", goal, "", false, goal},
+		{"the slot was taken out", "", goal, shared + "[slot.b]\n", false, goal},
+		{"mended while the slot started with the last good one", goal, goal + "x = 1\n", goal + "# mended\n", false, goal},
+	} {
+		t.Run(tt.why, func(t *testing.T) {
+			h := newHost(t)
+			if _, err := Unchanged(h.Root, "a"); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("before the first start: %v", err)
+			}
+			if err := Keep(h.Root, "a", noon); fmt.Sprint(err) != "the goal state is not recorded: the slot has not been started since the host booted" {
+				t.Errorf("kept before the first start: %v", err)
+			}
+			if tt.before != "" {
+				h.goal(tt.before)
+				h.record("a", noon)
+			}
+			h.goal(tt.used)
+			state, _ := h.load()
+			must(t, state.Use(h.Root, "a"))
+			if used, err := Used(h.Root, "a"); err != nil || Digest(used.Sources) != state.Digest("a") {
+				t.Errorf("used: %+v, %v", used, err)
+			}
+			h.goal(tt.now)
+			if tt.now == "" {
+				must(t, os.Remove(h.path("etc/berth/goal.toml")))
+			}
+			if unchanged, err := Unchanged(h.Root, "a"); err != nil || unchanged != tt.unchanged {
+				t.Errorf("unchanged: %v, %v", unchanged, err)
+			}
+			// What was ready, and is changed before it is kept, is kept as it was.
+			must(t, Keep(h.Root, "a", noon))
+			stored, refused := Stored(h.Root)
+			if got := stored["a"]; len(refused) > 0 || len(got.Sources) != 1 || string(got.Sources[0].Data) != tt.kept {
+				t.Errorf("in store: %+v, %v", got, refused)
+			}
+			if info, err := os.Stat(h.path(usedDir + "/a")); err != nil || info.Mode() != 0o600 {
+				t.Errorf("mode %v, %v; it may hold a secret", info.Mode(), err)
+			}
+		})
 	}
-	h.goal(shared + "[slot.a]\n")
+}
+
+func TestKeepWithoutTheSlot(t *testing.T) {
+	h := newHost(t)
+	h.goal(shared + "[slot.b]\n")
 	state, err := h.load()
 	must(t, err)
 	must(t, state.Use(h.Root, "a"))
-	if used, err := Used(h.Root, "a"); err != nil || used != state.Digest("a") {
-		t.Errorf("%q, %v; want %q", used, err, state.Digest("a"))
-	}
-	if err := state.Record(h.Root, "b", noon); err == nil {
-		t.Error("recorded for a slot that is not in it")
-	}
-	h.goal("x = 1")
-	if state, _ = h.load(); state.Record(h.Root, "a", noon) == nil {
-		t.Error("recorded a broken one")
+	if err := Keep(h.Root, "a", noon); err == nil {
+		t.Error("kept for a slot that is not in it")
 	}
 }
 
@@ -324,7 +369,7 @@ func (h host) record(slot string, now time.Time) {
 	h.t.Helper()
 	state, err := h.load()
 	must(h.t, err)
-	must(h.t, state.Record(h.Root, slot, now))
+	must(h.t, errors.Join(state.Use(h.Root, slot), Keep(h.Root, slot, now)))
 }
 
 func encode(t *testing.T, r Record) []byte {

@@ -11,6 +11,7 @@ import (
 
 	"berth/generator/file"
 	"berth/generator/goalstate"
+	"berth/generator/goalstate/store"
 	"berth/helpers/kubelet"
 	"berth/helpers/machine"
 	"berth/helpers/step"
@@ -63,7 +64,7 @@ func Up(ctx context.Context, s *step.Step) error {
 		s.Status("the node in slot %s is ready", s.Slot)
 		if lastGood {
 			s.Status("the node in slot %s is ready, with its last good goal state", s.Slot)
-		} else if err := host.Enqueue(ctx, "node-record-applied@"+s.Slot+".service"); err != nil {
+		} else if err := record(ctx, s, host); err != nil {
 			s.Warn("the goal state is not recorded as the slot's last good one: %v", err)
 		}
 		s.Notice("the node in slot %s is ready", s.Slot)
@@ -75,6 +76,21 @@ func Up(ctx context.Context, s *step.Step) error {
 		}
 	}
 	return err
+}
+
+// record has the goal state stored as the slot's last good one, and does not wait for it. One that was changed while the slot started
+// is not: some steps may have read the old one and some the new one.
+func record(ctx context.Context, s *step.Step, host *machine.Manager) error {
+	same, err := store.Unchanged(s.Root, s.Slot)
+	switch {
+	case err != nil:
+		return err
+	case !same:
+		s.Notice("the goal state is not recorded as the slot's last good one, as it was changed while the slot started: see berth diff %s, "+
+			"and systemctl restart node@%s", s.Slot, s.Slot)
+		return nil
+	}
+	return host.Enqueue(ctx, "node-record-applied@"+s.Slot+".service")
 }
 
 // hasCertificate tells whether kubelet has been given a certificate for its bootstrap token, in this start or an earlier one.
