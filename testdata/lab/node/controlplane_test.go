@@ -71,7 +71,9 @@ func prepareControlPlane(t *testing.T, root string) error {
 		if name == "kube-controller-manager" {
 			kind = "exec"
 		}
-		unit := fmt.Sprintf("[Service]\nType=%s\nExecStart=%s/%s %s\nTimeoutStartSec=infinity\nKillSignal=SIGKILL\n", kind, controlPlaneBin, name, strings.Join(args, " "))
+		// kube-controller-manager gives up if the API server is not healthy within ten seconds, which on a busy machine it may not be.
+		unit := fmt.Sprintf("[Unit]\nStartLimitIntervalSec=0\n[Service]\nType=%s\nExecStart=%s/%s %s\nTimeoutStartSec=infinity\nKillSignal=SIGKILL\n"+
+			"Restart=on-failure\nRestartSec=1s\n", kind, controlPlaneBin, name, strings.Join(args, " "))
 		if err := write(filepath.Join(root, "etc/systemd/system", name+".service"), []byte(unit), 0o644); err != nil {
 			return err
 		}

@@ -55,7 +55,8 @@ func TestReal(t *testing.T) {
 					defer func() {
 						h.explain(t)
 						if t.Failed() {
-							out, _ := h.try(t, "for m in node-a node-b; do journalctl --machine=$m --boot --no-pager --lines=60 --unit=kubelet --unit=containerd; done")
+							out, _ := h.try(t, `for m in node-a node-b; do journalctl --machine=$m --boot --no-pager --lines=60 --unit=kubelet --unit=containerd; done
+								`+kubectl+`get csr,nodes --output=wide; journalctl --no-pager --lines=60 --unit=kube-controller-manager`)
 							t.Log(out)
 						}
 					}()
