@@ -54,7 +54,6 @@ var noMessages = []string{
 	"-----BEGIN CERTIFICATE-----",
 	"DeviceAllow=… rwm",
 	"Device Minor:",
-	"GET /healthz HTTP/1.0 Host: …",
 	"PRIVATE KEY-----",
 	"flag provided but not defined",
 	"nests too deep",

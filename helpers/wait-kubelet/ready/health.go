@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -30,32 +30,27 @@ func (w *watcher) healthy(ctx context.Context, found machine.Service) error {
 	return askHealth(ctx, health)
 }
 
-// askHealth asks the address directly. It speaks HTTP/1.0 itself: all that net/http can do more would make this program twice as
-// large, and its start slower.
+// askHealth asks the address directly: a proxy of the environment has no business with it.
 func askHealth(ctx context.Context, address netip.AddrPort) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address.String())
+	url := "http://" + address.String() + "/healthz"
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	if deadline, ok := ctx.Deadline(); ok {
-		_ = conn.SetDeadline(deadline) // of a connection that is open it does not fail
+	client := http.Client{
+		Transport:     &http.Transport{Proxy: nil, DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	url := "http://" + address.String() + "/healthz"
-	if _, err := fmt.Fprintf(conn, "GET /healthz HTTP/1.0\r\nHost: %s\r\n\r\n", address); err != nil {
-		return fmt.Errorf("%s: %w", url, err)
+	response, err := client.Do(request)
+	if err != nil {
+		return err
 	}
-	answer, err := io.ReadAll(io.LimitReader(conn, 8<<10))
-	line, rest, _ := strings.Cut(string(answer), "\r\n")
-	version, status, ok := strings.Cut(line, " ")
-	switch {
-	case !ok || !strings.HasPrefix(version, "HTTP/1."):
-		return errors.Join(fmt.Errorf("%s answers no HTTP: %.100q", url, line), err)
-	case status == "200" || strings.HasPrefix(status, "200 "):
-		return nil
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(response.Body, 200))
+		return fmt.Errorf("%s answers %s: %s", url, response.Status, strings.TrimSpace(string(body)))
 	}
-	_, body, _ := strings.Cut(rest, "\r\n\r\n")
-	return fmt.Errorf("%s answers %s: %.200s", url, status, strings.TrimSpace(body))
+	return nil
 }
 
 // owned tells whether it is kubelet's own socket that listens on the health address.
