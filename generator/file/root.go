@@ -170,22 +170,7 @@ func create(dir int, base string, f File) error {
 	if f.Mode.Type() == fs.ModeSymlink {
 		return unix.Symlinkat(string(f.Content), dir, base)
 	}
-	fd, err := unix.Openat(dir, ".", unix.O_WRONLY|unix.O_TMPFILE|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	if err := unix.Fchmod(fd, uint32(f.Mode.Perm())); err != nil {
-		return err
-	}
-	for rest := f.Content; len(rest) > 0; {
-		n, err := unix.Write(fd, rest)
-		if err != nil && err != unix.EINTR {
-			return err
-		}
-		rest = rest[max(n, 0):]
-	}
-	return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), dir, base, unix.AT_SYMLINK_FOLLOW)
+	return unnamed(dir, f, false, func(link func(string) error) error { return link(base) })
 }
 
 // Remove removes the file, link or empty folder at name, never what a link points at. Nothing there is no error.
@@ -570,30 +555,41 @@ func (d *folder) put(f File, base string) error {
 	return err
 }
 
-// putFile writes the content into a file without a name, which is gone if this process is (O_TMPFILE of open(2)). The name comes
-// when all is done, and with it, at once, the right mode and content.
 func (d *folder) putFile(f File, base string) error {
-	fd, err := unix.Openat(int(d.dir.Fd()), ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	err := unnamed(int(d.dir.Fd()), f, true, func(link func(string) error) error { return d.install(base, link) })
 	if err == unix.EOPNOTSUPP {
 		return d.putNamedFile(f, base)
 	}
+	return err
+}
+
+// unnamed writes the content into a file without a name in the folder dir, which is gone if this process is (O_TMPFILE of open(2)).
+// named is called when all is done, and on the disk if it is to be durable: link, given a name in dir, makes it appear there, at once with
+// the right mode and content.
+func unnamed(dir int, f File, durable bool, named func(link func(name string) error) error) error {
+	fd, err := unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
-	t := os.NewFile(uintptr(fd), base)
-	defer t.Close()
-	if err := t.Chmod(f.Mode.Perm()); err != nil {
+	defer unix.Close(fd)
+	if err := unix.Fchmod(fd, uint32(f.Mode.Perm())); err != nil {
 		return err
 	}
-	if _, err := t.Write(f.Content); err != nil {
-		return err
+	for rest := f.Content; len(rest) > 0; {
+		n, err := unix.Write(fd, rest)
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+		rest = rest[max(n, 0):]
 	}
-	if err := t.Sync(); err != nil {
-		return err
+	if durable {
+		if err := unix.Fsync(fd); err != nil {
+			return err
+		}
 	}
-	return d.install(base, func(name string) error {
+	return named(func(name string) error {
 		// AT_EMPTY_PATH instead would need a capability.
-		return unix.Linkat(unix.AT_FDCWD, procPath(t), int(d.dir.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+		return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), dir, name, unix.AT_SYMLINK_FOLLOW)
 	})
 }
 
