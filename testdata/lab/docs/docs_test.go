@@ -53,6 +53,7 @@ var notRun = map[string]map[string]string{
 		"go test -timeout 60m -parallel 3 ./... ./testdata/gpu ./testdata/stubctk ./testdata/unitfile ./testdata/lab/...": "runs this test",
 		"./install.sh install": "needs Go and the source: the lab's hosts are made by it",
 		"just bench":           "measures for many minutes",
+		"just faults":          "kills for many minutes",
 		"just real":            "builds Kubernetes, for many minutes",
 	},
 	"docs/blue-green.md": {
