@@ -101,10 +101,17 @@ func inMountNamespaces(t *testing.T, ns []string) (pids []string) {
 	return pids
 }
 
+// mountNamespaces names those of processes. It keeps them open: else a name space that is gone could leave its number to one of
+// another host's, where each sandbox of a unit makes one.
 func mountNamespaces(t *testing.T, pids ...int) (ns []string) {
 	t.Helper()
 	for _, pid := range pids {
-		n, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+		handle, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { handle.Close() })
+		n, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
 		if err != nil {
 			t.Fatal(err)
 		}
