@@ -18,7 +18,7 @@ var complaints = []struct{ pattern, reason string }{
 	{`RuntimeConfig from runtime service failed`, "containerd 1.x has no such call; kubelet then takes cgroupDriver, up to 1.37"},
 	{`devmapper not configured`, "containerd 1.6 warns of a snapshotter that nobody has configured; without the plugin nobody could"},
 	// Of the lab.
-	{`error reading /dev/kmsg: read /dev/kmsg: broken pipe|exiting analyzeLines`,
+	{`error reading /dev/kmsg: read /dev/kmsg: broken pipe|exiting analyzeLines|short read from kmsg`,
 		"the kernel's log has overrun its reader (EPIPE of Documentation/ABI/testing/dev-kmsg), as all of a machine's labs write to the one that there is"},
 	{`Failed to set rlimit on max file handles|failed to apply oom score`, "the lab lacks CAP_SYS_RESOURCE"},
 	{`/sys/fs/cgroup/kubepods.slice\S*: no such file|controller \\?"\S+ not available`,
