@@ -30,7 +30,7 @@ var troubleCases = []testCase{
 				cursor := h.cursor(t)
 				h.Must(t, "set -e; systemctl daemon-reload; "+c.spoil)
 				h.fails(t, "systemctl start node@a")
-				out, _ := h.try(t, "journalctl --no-pager --quiet --after-cursor='"+cursor+"' _SYSTEMD_UNIT=node@a.service")
+				out, _ := h.try(t, "journalctl --sync; journalctl --no-pager --quiet -u node@a --after-cursor='"+cursor+"'")
 				want(t, out, c.reason)
 				if strings.Contains(c.why, "full") {
 					want(t, out, "no space left on device: make room there (see: df, df --inodes)")
