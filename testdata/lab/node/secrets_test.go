@@ -36,7 +36,7 @@ mirrors = [{ url = "http://127.0.0.1:5000", header = { Authorization = ["Basic `
 			goal      = "/etc/berth/goal.toml"
 		)
 		defer h.Must(t, "chmod 0644 "+goal+"; rm /run/lab-token")
-		always := []string{goal, "/run/lab-token", machine + "/etc/containerd/certs.d/example.com/hosts.toml", machine + "/var/lib/kubelet/config.yaml"}
+		always := []string{goal, "/run/berth/used/a", "/run/lab-token", "/var/lib/berth/a", machine + "/etc/containerd/certs.d/example.com/hosts.toml", machine + "/var/lib/kubelet/config.yaml"}
 		for _, c := range []struct {
 			key     string   // in place of Goal's bootstrap_token_file
 			prepare string   // a shell script
@@ -75,7 +75,7 @@ mirrors = [{ url = "http://127.0.0.1:5000", header = { Authorization = ["Basic `
 				want(t, said, "node-render-kubelet@a.service", `"findings"`, "ExecStart=")
 
 				// Every file that was written since, in the host, its machines, and what is mounted for a while; and where it may be from before.
-				found := strings.Fields(h.Must(t, `rm -rf /run/out
+				found := strings.Fields(h.Must(t, `rm -rf /run/out; systemctl start node-record-applied@a
 					find / \( -path /proc -o -path /sys \) -prune -o -type f \( -cnewer /run/since -o -path /run/lab-token -o -path `+goal+` -o -path '/etc/credstore/*' -o -path '/etc/berth/*' \
 						-o -path '`+machine+`/etc/*' -o -path '`+machine+`/var/lib/kubelet/*' \) -print0 |
 					xargs -0 grep --files-with-matches --text -e `+pattern+` | xargs stat --format=%n:%a:%u`))
