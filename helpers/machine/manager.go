@@ -175,6 +175,9 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 	defer cancel()
 	for {
 		err := call()
+		if err != nil && ctx.Err() != nil { // which may have closed the connection: that would be the error
+			return unanswered(ctx.Err())
+		}
 		var answer godbus.Error
 		if err == nil || m.dial == nil || errors.As(err, &answer) && !away(answer) || errors.Is(err, context.DeadlineExceeded) {
 			return unanswered(err)
