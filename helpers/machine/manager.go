@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -175,7 +176,14 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 	defer cancel()
 	for {
 		err := call()
-		if err != nil && ctx.Err() != nil { // which may have closed the connection: that would be the error
+		if errors.Is(err, net.ErrClosed) || errors.Is(err, godbus.ErrClosed) {
+			// By the end of the context that the connection was made with, of which this one may hear a moment later.
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		if err != nil && ctx.Err() != nil {
 			return unanswered(ctx.Err())
 		}
 		var answer godbus.Error
