@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -176,14 +175,7 @@ func (m *Manager) ask(ctx context.Context, call func() error) error {
 	defer cancel()
 	for {
 		err := call()
-		if errors.Is(err, net.ErrClosed) || errors.Is(err, godbus.ErrClosed) {
-			// By the end of the context that the connection was made with, of which this one may hear a moment later.
-			select {
-			case <-ctx.Done():
-			case <-time.After(100 * time.Millisecond):
-			}
-		}
-		if err != nil && ctx.Err() != nil {
+		if err != nil && ctx.Err() != nil { // which may have closed the connection: that would be the error
 			return unanswered(ctx.Err())
 		}
 		var answer godbus.Error
