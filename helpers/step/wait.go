@@ -60,15 +60,6 @@ func (s *Step) Late(what, last string) error {
 	return &Failure{ExitNotReady, fmt.Errorf("%s: not within %v: %s", what, s.Budget, last)}
 }
 
-// Merge makes one channel of events out of several. Events that come while none is taken count as one.
-func Merge(ctx context.Context, sources ...<-chan struct{}) <-chan struct{} {
-	out := make(chan struct{}, 1)
-	for _, source := range sources {
-		go Forward(ctx, source, out)
-	}
-	return out
-}
-
 // Forward puts the events of source into out until source is closed or ctx ends.
 func Forward(ctx context.Context, source <-chan struct{}, out chan<- struct{}) {
 	for {

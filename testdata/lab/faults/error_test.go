@@ -3,7 +3,6 @@ package faults
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"syscall"
@@ -20,10 +19,7 @@ func TestErrors(t *testing.T) {
 	for i, p := range programs {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			k := &killer{
-				host: newHost(t, bin), program: p, count: &count{program: p.name},
-				random: rand.New(rand.NewPCG(*seed, uint64(i))),
-			}
+			k := newKiller(t, bin, i)
 			k.undisturbed(t)
 			exits := map[int]int{}
 			for _, tr := range transitions {

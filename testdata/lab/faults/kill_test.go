@@ -122,10 +122,7 @@ func TestKill(t *testing.T) {
 		for i, p := range programs {
 			t.Run(p.name, func(t *testing.T) {
 				t.Parallel()
-				k := &killer{
-					host: newHost(t, bin), program: p, count: &count{program: p.name},
-					random: rand.New(rand.NewPCG(*seed, uint64(i))),
-				}
+				k := newKiller(t, bin, i)
 				k.run(t, *kills/len(programs))
 				mu.Lock()
 				defer mu.Unlock()
@@ -134,6 +131,16 @@ func TestKill(t *testing.T) {
 		}
 	})
 	t.Logf("%s", table(all))
+}
+
+// newKiller returns what kills the i-th of programs, on a host of its own.
+func newKiller(t *testing.T, bin string, i int) *killer {
+	t.Helper()
+	p := programs[i]
+	return &killer{
+		host: newHost(t, bin), program: p, count: &count{program: p.name},
+		random: rand.New(rand.NewPCG(*seed, uint64(i))),
+	}
 }
 
 // count is what came of the kills of a program.
