@@ -86,6 +86,31 @@ var lastGoodCases = []testCase{
 			t.Errorf("modes:\n%s", out)
 		}
 	}},
+	{"29 a record that is being made is in nobody's way, and none is made of a node that is not up", func(t *testing.T, h *host) {
+		const dropIn = "/run/systemd/system/node-record-applied@a.service.d/99-test.conf"
+		h.write(t, dropIn, "[Service]\nExecStartPre=/bin/sh -c 'until [ -e /run/go ]; do sleep 0.02; done'\n")
+		defer h.Must(t, "rm -f /run/go "+dropIn+"; systemctl daemon-reload")
+		h.Must(t, "systemctl daemon-reload")
+		atWork := func() {
+			t.Helper()
+			h.Must(t, "rm -f /run/go")
+			h.start(t, "a")
+			h.awaitRecord(t, "activating")
+		}
+		atWork()
+		h.Must(t, "machinectl terminate node-a")
+		h.awaitDown(t, "a")
+		h.Must(t, "systemctl reset-failed; >/run/go")
+		h.recorded(t, "a")
+
+		atWork()
+		h.Must(t, "systemctl stop node@a; >/run/go")
+		h.awaitRecord(t, "inactive")
+		h.Must(t, "rm /var/lib/berth/a; systemctl start node-record-applied@a; test ! -e /var/lib/berth/a")
+		if failed := h.Must(t, "systemctl --failed --no-legend"); failed != "" {
+			t.Errorf("failed:\n%s", failed)
+		}
+	}},
 	{"34 the last good goal state of a slot that was taken out goes with the next record", func(t *testing.T, h *host) {
 		h.start(t, "a")
 		h.recorded(t, "a")
@@ -149,6 +174,15 @@ func (h *host) recorded(t *testing.T, slot string) {
 		return fmt.Sprint(err), err == nil && info.ModTime().After(node.ActiveSince)
 	})
 	want(t, h.Must(t, "cat /var/lib/berth/"+slot), "# Last good goal state", "\nslot "+slot+"\n", "[cluster]")
+}
+
+// awaitRecord waits for a state of the step that records slot a.
+func (h *host) awaitRecord(t *testing.T, state string) {
+	t.Helper()
+	h.awaitEvent(t, "the record, "+state, func() (string, bool) {
+		now := property(t, h, "node-record-applied@a", "ActiveState")
+		return now, now == state
+	})
 }
 
 // forget makes a slot one that has never been ready.
