@@ -21,6 +21,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"berth/generator/file"
+	"berth/generator/goalstate/store"
 	"berth/testdata/pki"
 	"berth/units"
 )
@@ -58,6 +60,7 @@ var programs = []program{
 	{name: "render-config nspawn", args: []string{"render-config", "nspawn", "a"}, ready: (*host).generate},
 	{name: "render-config containerd", args: []string{"render-config", "containerd", "a"}},
 	{name: "render-config kubelet", args: []string{"render-config", "kubelet", "a"}},
+	{name: "record-applied", args: []string{"record-applied", "a"}, ready: (*host).used},
 }
 
 // generated is where systemd has generators write.
@@ -446,6 +449,23 @@ func (h *host) generate(goal string) error {
 	return err
 }
 
+// used does what has been done when slot a has become ready: its goal state is noted. One that has a slot b is that one's last good one.
+func (h *host) used(goal string) error {
+	root, err := file.OpenRoot(h.dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	state, err := store.Load(root)
+	if err == nil {
+		err = state.Use(root, "a")
+	}
+	if err == nil && state.Goal.Slots["b"] != nil {
+		err = errors.Join(state.Use(root, "b"), store.Keep(root, "b", time.Unix(epoch, 0)))
+	}
+	return err
+}
+
 // tree is all that is in a host, but for what the test itself changes.
 type tree map[string]node
 
@@ -492,6 +512,12 @@ func (k *killer) tree(t *testing.T) tree {
 				return err
 			}
 			n.Content = string(b)
+			// The number and the time of a stored goal state are other ones in each run. One that is whole is told by its files.
+			if dir, slot := path.Split(name); path.Clean(dir) == store.Dir {
+				if r, err := store.Decode(slot, b); err == nil {
+					n.Content = "the goal state " + store.Digest(r.Sources)
+				}
+			}
 		case fs.ModeSymlink:
 			if n.Content, err = os.Readlink(p); err != nil {
 				return err

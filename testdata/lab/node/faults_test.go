@@ -4,10 +4,12 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"berth/generator/goalstate/store"
 	"berth/testdata/gpu"
 	"berth/testdata/lab"
 )
@@ -65,6 +67,7 @@ func (h *host) kills(t *testing.T, n int) {
 		{"machine-unit a containerd.service", 0},
 		{"nvidia-wire a", 0},
 		{"render-config nspawn a", 0},
+		{"record-applied a", 0},
 		{"peer-guard a", 5},           // its machine runs already
 		{"peer-guard b", 5},           // refused
 		{"peer-guard --release a", 1}, // alive
@@ -79,6 +82,7 @@ func (h *host) kills(t *testing.T, n int) {
 	}
 	h.Must(t, "/usr/lib/berth/machine-unit a kubelet.service; timeout 60 /usr/lib/berth/wait-kubelet a")
 	h.wantUp(t, "a")
+	h.wholeRecords(t)
 	if after := h.wired(t); after != before {
 		t.Errorf("what nvidia-wire made has changed from\n%s\nto\n%s", before, after)
 	}
@@ -97,6 +101,7 @@ func (h *host) kills(t *testing.T, n int) {
 		if up != "a" && up != "b" {
 			t.Errorf("after kills of %s: up is %q; want one slot", report, up)
 		}
+		h.wholeRecords(t)
 		h.noStrays(t)
 		row("in a chain", group, report+"; then up: "+up)
 	}
@@ -148,10 +153,28 @@ func (h *host) wired(t *testing.T) string {
 		find /run/cdi /run/host-nvidia/cdi /usr/lib/*-linux-gnu /usr/bin /dev/char -lname "*nvidia*" -printf "%p -> %l\n" -o -path "*cdi*" -printf "%p %m\n" 2>/dev/null | sort; cat /run/cdi/*'`)
 }
 
+// wholeRecords requires that what is stored as the last good goal states is whole, and that there is one.
+func (h *host) wholeRecords(t *testing.T) {
+	t.Helper()
+	entries, err := os.ReadDir(h.path("/" + store.Dir))
+	if err != nil || len(entries) == 0 {
+		t.Errorf("want a last good goal state: %v %v", entries, err)
+	}
+	for _, e := range entries {
+		data, err := os.ReadFile(h.path("/" + store.Dir + "/" + e.Name()))
+		if err == nil {
+			_, err = store.Decode(e.Name(), data)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", e.Name(), err)
+		}
+	}
+}
+
 // noStrays requires that no temporary file is where berth writes.
 func (h *host) noStrays(t *testing.T) {
 	t.Helper()
-	out := h.Must(t, `find /run/berth /run/systemd/generator* /run/systemd/nspawn /run/systemd/system /var/lib/machines/node-*/etc \
+	out := h.Must(t, `find /run/berth /var/lib/berth /run/systemd/generator* /run/systemd/nspawn /run/systemd/system /var/lib/machines/node-*/etc \
 		/var/lib/machines/node-*/var/lib/kubelet -name '.*' ! -name '.' ! -name '.pwd.lock' ! -name '.updated' ! -name '.#*' -newer /run/systemd/private 2>/dev/null
 		for m in a b; do pid=$(machinectl show node-$m -p Leader --value 2>/dev/null) && find /proc/$pid/root/run/cdi /proc/$pid/root/run/host-nvidia \
 		/proc/$pid/root/dev/char /proc/$pid/root/usr/lib -maxdepth 2 -name '.*' 2>/dev/null; done; :`)
@@ -204,8 +227,8 @@ func (h *host) killChain(t *testing.T, choose *rand.Rand, n int) string {
 exec 9<> <(:)
 RANDOM=$1 n=$2
 systemctl daemon-reload
-steps=(peer-guard render-nspawn render-containerd render-kubelet machine init wait-dbus nvidia-wire containerd kubelet node)
-most=(60 60 40 40 900 900 600 900 300 300 600) # milliseconds that they take
+steps=(peer-guard render-nspawn render-containerd render-kubelet machine init wait-dbus nvidia-wire containerd kubelet node record-applied)
+most=(60 60 40 40 900 900 600 900 300 300 600 30) # milliseconds that they take
 for ((killed = 0, tries = 0; killed < n && tries < 20 * n; tries++)); do
 	case $((RANDOM % 4)) in
 	0) systemctl start --no-block node@a ;;
