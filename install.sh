@@ -63,7 +63,7 @@ texts() {
     for page in docs/man/*.md; do
         env -u GOOS -u GOARCH go tool go-md2man -in "$page" -out "$OUT/bin/man/$(basename "$page" .md)"
     done
-    for unit in units/*.service; do
+    for unit in units/*.service units/*.target; do
         sed "s|^\(Exec[A-Za-z]*=-\{0,1\}\)/usr/lib/berth/|\1$PREFIX/lib/berth/|" "$unit" >"$OUT/bin/units/$(basename "$unit")"
     done
 }
@@ -82,7 +82,7 @@ each() {
     "$1" 0644 "$PREFIX/share/zsh/site-functions" units/completion/_berth
     "$1" 0644 "$PREFIX/share/fish/vendor_completions.d" units/completion/berth.fish
     "$1" 0755 "$SYSTEMD_PREFIX/lib/systemd/system-generators" "$OUT/bin/berth-generator"
-    "$1" 0644 "$SYSTEMD_PREFIX/lib/systemd/system" "$OUT"/bin/units/*.service
+    "$1" 0644 "$SYSTEMD_PREFIX/lib/systemd/system" "$OUT"/bin/units/*
     "$1" 0644 "$SYSTEMD_PREFIX/lib/sysctl.d" units/sysctl.d/*.conf
     "$1" 0644 "$SYSTEMD_PREFIX/lib/modules-load.d" units/modules-load.d/*.conf
     "$1" 0644 "$SYSTEMD_PREFIX/lib/tmpfiles.d" units/tmpfiles.d/*.conf

@@ -204,7 +204,7 @@ func TestPackage(t *testing.T) {
 		t.Errorf("berth --version: %q, %v; want %q", version, err, want)
 	}
 	for name, want := range map[string]string{
-		"lib/systemd/system/node-chain@.service":        "ExecStart=/nix/store/stand-in-coreutils/bin/true\n",
+		"lib/systemd/system/node-chain@.target":         "Wants=node-kubelet@%i.service",
 		"lib/systemd/system/node-kubelet@.service":      "ExecStart=" + out + "/lib/berth/machine-unit %i",
 		"lib/systemd/system-generators/berth-generator": out + "/lib/berth", // in the link that it makes
 		"lib/tmpfiles.d/berth.conf":                     "/run/berth",

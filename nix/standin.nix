@@ -48,9 +48,8 @@ let
   };
 
   pkgs = {
-    coreutils = package "coreutils";
     buildGoModule = args: package "berth" // { inherit args; };
-    callPackage = path: args: import path ({ inherit lib; inherit (pkgs) buildGoModule coreutils; } // args);
+    callPackage = path: args: import path ({ inherit lib; inherit (pkgs) buildGoModule; } // args);
     runCommand = name: env: script: package name // env // { inherit script; };
     formats.toml = { }: {
       type = type "TOML value" value;

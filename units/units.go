@@ -13,7 +13,7 @@ import (
 	"berth/generator/file"
 )
 
-//go:embed *.service modules-load.d needrestart sysctl.d tmpfiles.d
+//go:embed *.service *.target modules-load.d needrestart sysctl.d tmpfiles.d
 var embedded embed.FS
 
 // Dir is where units belong that a package or an image brings along (systemd.unit(5)), below the root directory.

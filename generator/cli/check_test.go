@@ -148,7 +148,7 @@ func fineHost(t *testing.T) string {
 		must(t, os.WriteFile(path, []byte(content), mode))
 	}
 	units := map[string]string{
-		"*.service": "usr/lib/systemd/system", "sysctl.d/*": "usr/lib/sysctl.d", "modules-load.d/*": "usr/lib/modules-load.d",
+		"*.service": "usr/lib/systemd/system", "*.target": "usr/lib/systemd/system", "sysctl.d/*": "usr/lib/sysctl.d", "modules-load.d/*": "usr/lib/modules-load.d",
 		"tmpfiles.d/*": "usr/lib/tmpfiles.d", "needrestart/*": "etc/needrestart/conf.d",
 	}
 	for pattern, folder := range units {
@@ -164,7 +164,7 @@ func fineHost(t *testing.T) string {
 		"usr/lib/systemd/system-generators/berth-generator", "usr/lib/berth/machine-unit", "usr/lib/berth/nvidia-wire",
 		"usr/lib/berth/peer-guard", "usr/lib/berth/record-applied", "usr/lib/berth/render-config", "usr/lib/berth/wait-dbus",
 		"usr/lib/berth/wait-kubelet",
-		"usr/bin/systemd-nspawn", "usr/bin/dbus-daemon", "bin/true", "usr/bin/systemctl", "usr/sbin/needrestart",
+		"usr/bin/systemd-nspawn", "usr/bin/dbus-daemon", "usr/bin/systemctl", "usr/sbin/needrestart",
 		"var/lib/machines/node-a/usr/lib/systemd/systemd", "var/lib/machines/node-a/usr/bin/dbus-daemon",
 		"var/lib/machines/node-a/usr/local/bin/containerd", "var/lib/machines/node-a/usr/local/bin/runc",
 		"var/lib/machines/node-a/usr/local/bin/kubelet",

@@ -29,7 +29,7 @@ const minSystemd = 252
 
 // ownUnits are the units that berth ships.
 var ownUnits = []string{
-	"berth-last-good.service", "node-chain@.service", "node-containerd@.service", "node-kubelet@.service", "node-nvidia-wire@.service",
+	"berth-last-good.service", "node-call@.target", "node-chain@.target", "node-containerd@.service", "node-kubelet@.service", "node-nvidia-wire@.service",
 	"node-peer-guard@.service", "node-record-applied@.service", "node-render-containerd@.service", "node-render-kubelet@.service",
 	"node-render-nspawn@.service", "node-wait-dbus@.service", "node@.service",
 }

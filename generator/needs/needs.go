@@ -59,7 +59,7 @@ const (
 // until then the restart of all that could read it.
 var table = []rule{
 	{parts.Generator, "systemd-nspawn@*.service.d/*", Need{Reload: true, Restart: Machine, Because: nspawnReads}, []string{
-		"After", "ExecStartPost", "PartOf", "Requires", "Restart", "RestartSec", "StartLimitIntervalSec", "TimeoutStartSec", "Wants",
+		"After", "PartOf", "Requires", "Restart", "RestartSec", "StartLimitIntervalSec", "TimeoutStartSec", "Wants",
 	}},
 	{parts.Generator, "", Need{Reload: true, Because: "systemd reads it then, and goes by it from then on"}, nil},
 

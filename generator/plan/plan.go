@@ -162,14 +162,15 @@ func budgets(t goalstate.Timeouts) map[string]time.Duration {
 		"node-render-nspawn": max(renderBudget, t.AfterStart), // may initialise GPUs
 		"node-wait-dbus":     t.Ready,
 		"node-nvidia-wire":   t.AfterStart,
-		"node-containerd":    t.Ready,
-		"node-kubelet":       t.Ready,
+		"node-containerd":    2 * t.Ready, // for the machine's D-Bus, and for containerd
+		"node-kubelet":       2 * t.Ready, // for containerd, and for kubelet
 	}
 }
 
-// total bounds node@ itself, which runs while all steps of its chain run one after the other.
+// total bounds node@ itself, which runs while all steps of its chain run. The longest way is that of one after the other; what
+// containerd may take beside it is less.
 func total(t goalstate.Timeouts) time.Duration {
-	const steps = 8 // guard, render, machine, wait-dbus, nvidia-wire, containerd, kubelet, wait-kubelet
+	const steps = 7 // guard, render, machine, wait-dbus, nvidia-wire, kubelet, wait-kubelet
 	return guardBudget + max(renderBudget, t.AfterStart) + 5*t.Ready + t.AfterStart + t.Settle + steps*grace
 }
 

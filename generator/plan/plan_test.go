@@ -226,19 +226,17 @@ func TestOrder(t *testing.T) {
 func TestTotal(t *testing.T) {
 	made, units := generated(t), static(t)
 	var sum time.Duration
-	add := func(opts options) {
+	timeout := func(opts options) time.Duration {
 		d, err := time.ParseDuration(opts.one(t, "TimeoutStartSec"))
 		if err != nil {
 			t.Error(err)
 		}
-		sum += d
+		return d
 	}
-	add(units["node-peer-guard@.service"])
-	add(made["systemd-nspawn@node-a.service.d/"+dropIn])
-	// Of the three render steps, which run at the same time, the longest.
-	for _, step := range []string{"node-render-nspawn", "node-wait-dbus", "node-nvidia-wire", "node-containerd", "node-kubelet"} {
-		add(made[step+"@a.service.d/"+dropIn])
-	}
+	step := func(name string) time.Duration { return timeout(made[name+"@a.service.d/"+dropIn]) }
+	sum += timeout(units["node-peer-guard@.service"]) + timeout(made["systemd-nspawn@node-a.service.d/"+dropIn])
+	// Of what runs at the same time, the longest.
+	sum += step("node-render-nspawn") + max(step("node-wait-dbus")+step("node-nvidia-wire")+step("node-kubelet"), step("node-containerd"))
 	slot := mustParse(t, full).Slots["a"]
 	sum += slot.Timeouts.Ready + slot.Timeouts.Settle // what wait-kubelet does when the chain is up
 	got, err := time.ParseDuration(made["node@a.service"].one(t, "TimeoutStartSec"))

@@ -57,10 +57,12 @@ func (o options) one(t *testing.T, key string) string {
 // static returns the units that berth ships, by name.
 func static(t *testing.T) map[string]options {
 	t.Helper()
-	files, err := filepath.Glob("../../units/*.service")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no units: %v", err)
+	services, err := filepath.Glob("../../units/*.service")
+	targets, err2 := filepath.Glob("../../units/*.target")
+	if err != nil || err2 != nil || len(services) == 0 || len(targets) == 0 {
+		t.Fatalf("no units: %v, %v", err, err2)
 	}
+	files := append(services, targets...)
 	units := map[string]options{}
 	for _, f := range files {
 		b, err := os.ReadFile(f)
@@ -131,9 +133,9 @@ func TestDependencies(t *testing.T) {
 				t.Errorf("%s: depends on %s, which is a template", name, unit)
 			}
 		}
-		// Requires= alone starts both at the same time.
+		// Requires= alone starts both at the same time, which is meant where the machine's own units are ordered.
 		for _, unit := range opts.values("Requires", "Requisite") {
-			if !slices.Contains(opts.values("After"), unit) {
+			if !slices.Contains(opts.values("After"), unit) && unit != "node-containerd@%i.service" {
 				t.Errorf("%s: Requires=%s without its After=", name, unit)
 			}
 		}
@@ -145,18 +147,27 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
-// TestRestart is about what units/node-chain@.service tells of: what a unit that is restarted automatically wants without
+// TestRestart is about what units/node-chain@.target tells of: what a unit that is restarted automatically wants without
 // being ordered after it is started at once, and not only after RestartSec=.
 func TestRestart(t *testing.T) {
-	node := generated(t)["node@a.service"]
-	for _, unit := range node.values("Wants", "Requires") {
-		if !slices.Contains(node.values("After"), unit) {
-			t.Errorf("node@a.service: Wants=%s without After=", unit)
+	for _, name := range []string{"node@a.service", "systemd-nspawn@node-a.service.d/50-berth.conf"} {
+		opts := generated(t)[name]
+		wants := opts.values("Wants", "Requires")
+		if wants == nil {
+			t.Errorf("%s pulls in nothing", name)
+		}
+		for _, unit := range wants {
+			if !slices.Contains(opts.values("After"), unit) {
+				t.Errorf("%s: Wants=%s without After=", name, unit)
+			}
 		}
 	}
-	chain := static(t)["node-chain@.service"]
-	if !slices.Contains(chain.values("Wants"), "node-kubelet@%i.service") || chain.values("After", "RemainAfterExit") != nil {
-		t.Errorf("node-chain@.service: %v; want it to pull in the last step, not to wait for it, and not to stay active", chain)
+	for name, wants := range map[string]string{"node-chain@.target": "node-kubelet@%i.service", "node-call@.target": "node@%i.service"} {
+		call := static(t)[name]
+		if !slices.Equal(call.values("Wants"), []string{wants}) || call.values("After") != nil || call.one(t, "DefaultDependencies") != "no" ||
+			call.one(t, "ConditionPathExists") != "!/" {
+			t.Errorf("%s: %v; want it to pull in %s, not to wait for it, and not to become active", name, call, wants)
+		}
 	}
 }
 
@@ -164,7 +175,7 @@ func TestRestart(t *testing.T) {
 func TestSteps(t *testing.T) {
 	steps := 0
 	for name, opts := range static(t) {
-		if name == "node-chain@.service" {
+		if strings.HasSuffix(name, ".target") {
 			continue // no step: it only pulls them in
 		}
 		if strings.HasPrefix(name, "node-") {

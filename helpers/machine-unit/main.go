@@ -1,4 +1,4 @@
-// machine-unit starts a unit inside a slot's machine, or stops it with --stop, through the machine's own systemd.
+// machine-unit starts units inside a slot's machine, or stops them with --stop, through the machine's own systemd.
 package main
 
 import (
@@ -18,29 +18,51 @@ func main() {
 	var stop bool
 	os.Exit(step.Main(step.Command{
 		Name: "machine-unit",
-		About: `Starts UNIT inside the slot's machine and returns when its start is done; fails with the unit's last log lines.
-With --stop, stops it. A machine that is not there has nothing to stop.`,
-		Args:   []string{"SLOT", "UNIT"},
+		About: `Starts each UNIT inside the slot's machine, as soon as D-Bus there answers, and returns when its start is done; fails with the
+unit's last log lines.
+With --stop, stops them, one after the other. A machine that is not there has nothing to stop.`,
+		Args:   []string{"SLOT", "UNIT…"},
 		Budget: 2 * time.Minute,
-		Flags:  func(flags *flag.FlagSet) { flags.BoolVar(&stop, "stop", false, "stop the unit") },
+		Flags:  func(flags *flag.FlagSet) { flags.BoolVar(&stop, "stop", false, "stop the units") },
 		Run: func(ctx context.Context, s *step.Step) error {
-			inner, err := machine.Enter(ctx, s.Root, goalstate.MachineName(s.Slot))
-			if stop && (errors.Is(err, machine.ErrNoMachine) || errors.Is(err, os.ErrNotExist)) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			defer inner.Close()
-			unit := s.Args["UNIT"]
 			if stop {
-				s.Status("stopping %s", unit)
-				return inner.Stop(ctx, unit)
+				return stopAll(ctx, s)
 			}
-			s.Status("starting %s", unit)
-			return started(ctx, s, inner, unit)
+			return startAll(ctx, s)
 		},
 	}))
+}
+
+func stopAll(ctx context.Context, s *step.Step) error {
+	inner, err := machine.Enter(ctx, s.Root, goalstate.MachineName(s.Slot))
+	if errors.Is(err, machine.ErrNoMachine) || errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer inner.Close()
+	for _, unit := range s.Rest {
+		s.Status("stopping %s", unit)
+		if err := inner.Stop(ctx, unit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func startAll(ctx context.Context, s *step.Step) error {
+	inner, _, err := machine.Await(ctx, s, goalstate.MachineName(s.Slot))
+	if err != nil {
+		return err
+	}
+	defer inner.Close()
+	for _, unit := range s.Rest {
+		s.Status("starting %s", unit)
+		if err := started(ctx, s, inner, unit); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func started(ctx context.Context, s *step.Step, inner *machine.Inner, unit string) error {

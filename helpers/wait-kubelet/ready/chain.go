@@ -41,20 +41,21 @@ func Down(ctx context.Context, s *step.Step) error {
 	})
 }
 
-// pendingOf names the first step that was not done at the moment of units, nothing where all were, and fails where nothing brings the
-// chain up.
+// pendingOf names the first step that was not done at the moment of units, nothing where all were, and fails where that step has failed or
+// nothing brings the chain up. One that failed behind a step that is still busy waits for that one: it may be why.
 func pendingOf(ctx context.Context, s *step.Step, host *machine.Manager, units []machine.Unit) (string, error) {
-	pending, busy := "", false
+	pending, failed, busy := "", false, false
 	for _, u := range units {
 		busy = busy || u.Busy() || u.Active == "deactivating" // whether it fails or is tried again is not known yet
 		if pending == "" && (u.Active != "active" || u.Job != "") {
 			pending = u.Name
+			failed = u.Active == "failed" && u.Job == "" && u.Name != units[machine.MachineStep].Name
 		}
 	}
 	switch {
 	case pending == "":
 		return "", nil
-	case busy:
+	case busy && !failed:
 		return pending, hopeless(ctx, host, units[machine.MachineStep])
 	}
 	return "", why(ctx, s, host, units, pending)

@@ -39,7 +39,7 @@ var bakeCases = []testCase{
 			return errors.Join(err, os.Remove(filepath.Join(root, generator)))
 		})
 		h.wantBooted(t, "a")
-		units := append(append(steps("a"), steps("b")...), "node-chain@a.service", `run-bpffs-node\\x2da.mount`)
+		units := append(append(steps("a"), steps("b")...), "node-chain@a.target", "node-call@a.target", `run-bpffs-node\\x2da.mount`)
 		before := h.runs(t, "a")
 		baked := h.cat(t, units)
 		want(t, baked, "SourcePath=/etc/berth/goal.toml", "# Made by berth-generator from /etc/berth/goal.toml")

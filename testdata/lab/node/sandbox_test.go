@@ -22,7 +22,6 @@ var everyStep = []string{"look up beneath a root", "speak to systemd", "use /dev
 // What a step may do beyond that. Where a process of the machine is looked into, it is by CAP_SYS_PTRACE.
 var mayDo = map[string][]string{
 	"berth-last-good":         nil, // a probe is no program of systemd's, so only what is in the table is looked at
-	"node-chain@":             nil,
 	"node-peer-guard@":        {"enter a machine's root", "read another user's file", "signal a process of another user", "write to /run/berth", "write to /run/systemd/system"},
 	"node-render-nspawn@":     {"read another user's file", "write to /run/systemd/system"},
 	"node-render-containerd@": {"read another user's file", "write to /var/lib/machines/node-a/etc"},

@@ -92,7 +92,7 @@ func newSpeed(t *testing.T, suite string) *speed {
 	s.start(t, "b")
 	s.Must(t, "systemctl stop node@b")
 	const dropIn = bareUnit + ".d/50-berth.conf"
-	settings := s.Must(t, "grep -Ev '^(Requires|After|PartOf|Wants|ExecStartPost)=' /run/systemd/generator/"+dropIn)
+	settings := s.Must(t, "grep -Ev '^(Requires|After|PartOf|Wants)=' /run/systemd/generator/"+dropIn)
 	s.write(t, "/run/systemd/system/"+dropIn, settings)
 	s.goal(t, strings.Replace(Goal, "[slot.b]\n", "", 1)+strings.Replace(budgets, `settle = "300ms"`, `settle = "0s"`, 1))
 	return s
