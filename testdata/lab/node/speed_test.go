@@ -148,15 +148,14 @@ func (s *speed) starts(t *testing.T) {
 	more := r.More("start", "bare start")
 	s.compare("start of node@a, no GPU", floor, start, 1.05)
 	s.add(row{"the same, in milliseconds", ms(floor), ms(start), "+" + ms(more), "≤ +60 ms", more <= 60*time.Millisecond})
-	s.start(t, "a")
-	s.timeline(t)
-	s.Must(t, "systemctl stop node@a")
+	s.timeline(t, "start", "a start of node@a")
 
 	g := GPU{Driver: gpu.Driver{Version: "550.54.15", Libraries: 120}, Nodes: gpu.Headless(1)}
 	if err := g.Install(t.Context(), s.Host); err != nil {
 		t.Fatal(err)
 	}
 	wired := s.measure(t, *rounds, round...)
+	s.timeline(t, "start-gpu", "a start of node@a with 120 NVIDIA libraries")
 	if err := RemoveGPU(t.Context(), s.Host); err != nil {
 		t.Fatal(err)
 	}
@@ -284,18 +283,20 @@ func (s *speed) sizes(t *testing.T) {
 	s.add(row{fmt.Sprintf("the %d programs, stripped", len(names)), "", fmt.Sprintf("%.1f MB", float64(sum)/1e6), "", "≤ 30 MB", sum <= 30e6})
 }
 
-// timeline prints a picture of the start of slot a, which is up.
-func (s *speed) timeline(t *testing.T) {
+// timeline prints a picture of a start of slot a.
+func (s *speed) timeline(t *testing.T, name, title string) {
 	t.Helper()
+	s.start(t, "a")
+	defer s.Must(t, "systemctl stop node@a")
 	spans, err := Spans(t.Context(), s.Host)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Printf("\n%s: a start of node@a\n\n%s", s.Suite(), Timeline(spans))
+	fmt.Printf("\n%s: %s\n\n%s", s.Suite(), title, Timeline(spans))
 	if *pictures == "" {
 		return
 	}
-	if err := write(filepath.Join(*pictures, "start-"+s.Suite()+".svg"), []byte(TimelineSVG("start of node@a, "+s.Suite(), spans)), 0o644); err != nil {
+	if err := write(filepath.Join(*pictures, name+"-"+s.Suite()+".svg"), []byte(TimelineSVG(title+", "+s.Suite(), spans)), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
