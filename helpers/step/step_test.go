@@ -166,6 +166,21 @@ func TestWait(t *testing.T) {
 		t.Errorf("%d looks, %v; want a second one without an event", looks, err)
 	}
 
+	// With all that may happen during a pause, one look before it and one behind.
+	const pause = 50 * time.Millisecond
+	looks, begin := 0, time.Now()
+	if err := s.Wait(t.Context(), "it", events, func(context.Context) (State, error) {
+		looks++
+		go func() {
+			for range 100 {
+				Wake(events)
+			}
+		}()
+		return State{Done: looks == 2, Pause: pause}, nil
+	}); err != nil || looks != 2 || time.Since(begin) < pause {
+		t.Errorf("%d looks in %v, %v; want a second one after %v", looks, time.Since(begin), err, pause)
+	}
+
 	broken := errors.New("broken")
 	if err := s.Wait(t.Context(), "it", nil, func(context.Context) (State, error) { return State{}, broken }); err != broken {
 		t.Errorf("%v; want what the check failed with", err)

@@ -13,6 +13,9 @@ type State struct {
 	Seen string // what there is instead of what is waited for; shown as the status, and in the error when time runs out
 	// Again bounds the time to the next check where nothing tells of a change. 0: only an event does.
 	Again time.Duration
+	// Pause is the least time to the next check: what happens meanwhile is one event. It spares systemd questions whose answers do not
+	// matter yet.
+	Pause time.Duration
 }
 
 // Wait calls check at once, and again after each event, until it is done or fails. It is the only place in berth that
@@ -30,6 +33,11 @@ func (s *Step) Wait(ctx context.Context, what string, events <-chan struct{}, ch
 		if state.Seen != last {
 			last = state.Seen
 			s.Status("waiting for %s: %s", what, last)
+		}
+		select {
+		case <-time.After(state.Pause):
+		case <-ctx.Done():
+			return s.late(ctx, what, last)
 		}
 		var again <-chan time.Time
 		if state.Again > 0 {

@@ -125,6 +125,10 @@ type run struct {
 	restarts   uint32
 }
 
+// farPause is the time between two looks at the steps while the machine has not booted. A start has some forty events of units before
+// that, and systemd enough to do.
+const farPause = 50 * time.Millisecond
+
 // chain is one look at the steps. It already looks at kubelet while the last one ends, so that there is less to do when it has.
 func (w *watcher) chain(ctx context.Context) (step.State, error) {
 	units, err := w.host.Units(ctx, machine.Chain(w.step.Slot)...)
@@ -136,10 +140,13 @@ func (w *watcher) chain(ctx context.Context) (step.State, error) {
 		return step.State{}, err
 	}
 	pending, err := pendingOf(ctx, w.step, w.host, units)
+	var pause time.Duration
 	if err == nil && slices.Index(machine.Chain(w.step.Slot), pending) > machine.BusStep {
 		_, _ = w.look(ctx) // what is wrong with it is told when the steps are done
+	} else if pending != "" {
+		pause = farPause
 	}
-	return step.State{Done: err == nil && pending == "", Seen: pending, Again: again}, err
+	return step.State{Done: err == nil && pending == "", Seen: pending, Again: again, Pause: pause}, err
 }
 
 // check is one look at kubelet and at the chain below it.
