@@ -163,15 +163,16 @@ func budgets(t goalstate.Timeouts) map[string]time.Duration {
 		"node-wait-dbus":     t.Ready,
 		"node-nvidia-wire":   t.AfterStart,
 		"node-containerd":    2 * t.Ready, // for the machine's D-Bus, and for containerd
-		"node-kubelet":       2 * t.Ready, // for containerd, and for kubelet
+		"node-kubelet":       t.Ready,
 	}
 }
 
-// total bounds node@ itself, which runs while all steps of its chain run. The longest way is that of one after the other; what
-// containerd may take beside it is less.
+// total bounds node@ itself, which runs while all steps of its chain run.
 func total(t goalstate.Timeouts) time.Duration {
-	const steps = 7 // guard, render, machine, wait-dbus, nvidia-wire, kubelet, wait-kubelet
-	return guardBudget + max(renderBudget, t.AfterStart) + 5*t.Ready + t.AfterStart + t.Settle + steps*grace
+	const steps = 5 // guard, render, machine, kubelet, wait-kubelet
+	step := budgets(t)
+	beside := max(step["node-wait-dbus"]+grace+step["node-nvidia-wire"], step["node-containerd"]) + grace
+	return guardBudget + step["node-render-nspawn"] + t.Ready + beside + step["node-kubelet"] + t.Ready + t.Settle + steps*grace
 }
 
 // order adds the ordering of the slot's guard after those of its peers that come first by name, of which earlier are all, and guards

@@ -133,9 +133,9 @@ func TestDependencies(t *testing.T) {
 				t.Errorf("%s: depends on %s, which is a template", name, unit)
 			}
 		}
-		// Requires= alone starts both at the same time, which is meant where the machine's own units are ordered.
+		// Requires= alone starts both at the same time.
 		for _, unit := range opts.values("Requires", "Requisite") {
-			if !slices.Contains(opts.values("After"), unit) && unit != "node-containerd@%i.service" {
+			if !slices.Contains(opts.values("After"), unit) {
 				t.Errorf("%s: Requires=%s without its After=", name, unit)
 			}
 		}

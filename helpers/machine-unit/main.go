@@ -1,4 +1,4 @@
-// machine-unit starts units inside a slot's machine, or stops them with --stop, through the machine's own systemd.
+// machine-unit starts a unit inside a slot's machine, or stops it with --stop, through the machine's own systemd.
 package main
 
 import (
@@ -18,22 +18,22 @@ func main() {
 	var stop bool
 	os.Exit(step.Main(step.Command{
 		Name: "machine-unit",
-		About: `Starts each UNIT inside the slot's machine, as soon as D-Bus there answers, and returns when its start is done; fails with the
+		About: `Starts UNIT inside the slot's machine, as soon as D-Bus there answers, and returns when its start is done; fails with the
 unit's last log lines.
-With --stop, stops them, one after the other. A machine that is not there has nothing to stop.`,
-		Args:   []string{"SLOT", "UNIT…"},
+With --stop, stops it. A machine that is not there has nothing to stop.`,
+		Args:   []string{"SLOT", "UNIT"},
 		Budget: 2 * time.Minute,
-		Flags:  func(flags *flag.FlagSet) { flags.BoolVar(&stop, "stop", false, "stop the units") },
+		Flags:  func(flags *flag.FlagSet) { flags.BoolVar(&stop, "stop", false, "stop the unit") },
 		Run: func(ctx context.Context, s *step.Step) error {
 			if stop {
-				return stopAll(ctx, s)
+				return stopUnit(ctx, s, s.Args["UNIT"])
 			}
-			return startAll(ctx, s)
+			return startUnit(ctx, s, s.Args["UNIT"])
 		},
 	}))
 }
 
-func stopAll(ctx context.Context, s *step.Step) error {
+func stopUnit(ctx context.Context, s *step.Step, unit string) error {
 	inner, err := machine.Enter(ctx, s.Root, goalstate.MachineName(s.Slot))
 	if errors.Is(err, machine.ErrNoMachine) || errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -41,32 +41,18 @@ func stopAll(ctx context.Context, s *step.Step) error {
 		return err
 	}
 	defer inner.Close()
-	for _, unit := range s.Rest {
-		s.Status("stopping %s", unit)
-		if err := inner.Stop(ctx, unit); err != nil {
-			return err
-		}
-	}
-	return nil
+	s.Status("stopping %s", unit)
+	return inner.Stop(ctx, unit)
 }
 
-func startAll(ctx context.Context, s *step.Step) error {
+func startUnit(ctx context.Context, s *step.Step, unit string) error {
 	inner, _, err := machine.Await(ctx, s, goalstate.MachineName(s.Slot))
 	if err != nil {
 		return err
 	}
 	defer inner.Close()
-	for _, unit := range s.Rest {
-		s.Status("starting %s", unit)
-		if err := started(ctx, s, inner, unit); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func started(ctx context.Context, s *step.Step, inner *machine.Inner, unit string) error {
-	err := inner.Start(ctx, unit)
+	s.Status("starting %s", unit)
+	err = inner.Start(ctx, unit)
 	switch {
 	case err == nil:
 		s.Status("%s is started", unit)

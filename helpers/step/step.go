@@ -66,7 +66,7 @@ func Code(err error) int {
 type Command struct {
 	Name  string                    // of the program
 	About string                    // what it does, for --help
-	Args  []string                  // names of its arguments, SLOT among them; the last one may end in "…": one or more
+	Args  []string                  // names of its arguments, SLOT among them
 	Flags func(flags *flag.FlagSet) // adds flags of its own; may be nil
 	Run   func(context.Context, *Step) error
 	// Budget is what Run may take, unless the environment's BERTH_BUDGET says something else. 0: no bound of its own.
@@ -76,8 +76,7 @@ type Command struct {
 // Step is one run of a helper.
 type Step struct {
 	Slot string
-	Args map[string]string // the arguments by name
-	Rest []string          // those of a last one of which there may be more
+	Args map[string]string // all arguments by name
 	Root *file.Root        // the directory that stands for "/"
 	// Budget is what Run's context was given.
 	Budget time.Duration
@@ -110,7 +109,7 @@ func Main(c Command) int {
 	case *version:
 		fmt.Println(c.Name, Version())
 		return ExitDone
-	case flags.NArg() < len(c.Args) || flags.NArg() > len(c.Args) && !more(c.Args):
+	case flags.NArg() != len(c.Args):
 		fmt.Fprintf(os.Stderr, "%s: %d arguments: want %s (see %s --help)\n", c.Name, flags.NArg(), strings.Join(c.Args, " "), c.Name)
 		return ExitUsage
 	}
@@ -123,9 +122,6 @@ func Main(c Command) int {
 	}
 	for i, name := range c.Args {
 		s.Args[name] = flags.Arg(i)
-	}
-	if more(c.Args) {
-		s.Rest = flags.Args()[len(c.Args)-1:]
 	}
 	s.Slot = s.Args["SLOT"]
 	file.SetUmask()
@@ -145,9 +141,6 @@ func Main(c Command) int {
 	}
 	return Code(err)
 }
-
-// more tells whether the last of the arguments may be there more than once.
-func more(args []string) bool { return len(args) > 0 && strings.HasSuffix(args[len(args)-1], "…") }
 
 // inBudget makes the error of a run whose budget was used up one that says so, unless the run has said what its exit code is.
 func (s *Step) inBudget(ctx context.Context, err error) error {

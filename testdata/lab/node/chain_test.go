@@ -35,7 +35,7 @@ var chainCases = []testCase{
 		before := []string{"node-peer-guard@a", "node-render-nspawn@a", "systemd-nspawn@node-a"}
 		for _, chain := range [][]string{
 			append(before, "node-wait-dbus@a", "node-nvidia-wire@a", "node-kubelet@a"),
-			append(before, "node-containerd@a"),
+			append(before, "node-containerd@a", "node-kubelet@a"),
 		} {
 			for i := 1; i < len(chain); i++ {
 				done, begun := at(chain[i-1], "ActiveEnter"), at(chain[i], "InactiveExit")
