@@ -95,7 +95,7 @@ var lastGoodCases = []testCase{
 			t.Helper()
 			h.Must(t, "rm -f /run/go")
 			h.start(t, "a")
-			h.awaitRecord(t, "activating")
+			h.awaitRecord(t, "start-pre") // beyond its condition
 		}
 		atWork()
 		h.Must(t, "machinectl terminate node-a")
@@ -105,7 +105,7 @@ var lastGoodCases = []testCase{
 
 		atWork()
 		h.Must(t, "systemctl stop node@a; >/run/go")
-		h.awaitRecord(t, "inactive")
+		h.awaitRecord(t, "dead")
 		h.Must(t, "rm /var/lib/berth/a; systemctl start node-record-applied@a; test ! -e /var/lib/berth/a")
 		if failed := h.Must(t, "systemctl --failed --no-legend"); failed != "" {
 			t.Errorf("failed:\n%s", failed)
@@ -180,7 +180,7 @@ func (h *host) recorded(t *testing.T, slot string) {
 func (h *host) awaitRecord(t *testing.T, state string) {
 	t.Helper()
 	h.awaitEvent(t, "the record, "+state, func() (string, bool) {
-		now := property(t, h, "node-record-applied@a", "ActiveState")
+		now := property(t, h, "node-record-applied@a", "SubState")
 		return now, now == state
 	})
 }
