@@ -34,6 +34,7 @@ func TestSpeed(t *testing.T) {
 		t.Run(suite, func(t *testing.T) {
 			s := newSpeed(t, suite)
 			s.starts(t)
+			s.machinesMount(t)
 			s.programs(t)
 			s.generator(t)
 			s.reload(t)
@@ -174,6 +175,19 @@ func (s *speed) starts(t *testing.T) {
 	}
 	l := bench.Median(lags)
 	s.add(row{"from kubelet active to node@a active", "", ms(l), "", "≤ 20 ms", l <= 20*time.Millisecond})
+}
+
+// machinesMount measures the start of a bare machine that has systemd-container in it, as images often do, without and with the drop-in
+// of its var-lib-machines.mount that berth renders.
+func (s *speed) machinesMount(t *testing.T) {
+	const dropIn = "/var/lib/machines/node-b/etc/systemd/system/var-lib-machines.mount.d/50-berth.conf"
+	s.Must(t, `cd /usr/lib/systemd/system; tar c var-lib-machines.mount machines.target machines.target.wants remote-fs.target.wants/var-lib-machines.mount |
+		tar x -C /var/lib/machines/node-b/usr/lib/systemd/system`)
+	r := s.measure(t, *rounds, shell("mv "+dropIn+" /run/kept"), command("without", tools+"bare node-b"), command("", "systemctl stop "+bareUnit),
+		shell("mv /run/kept "+dropIn), command("with", tools+"bare node-b"), command("", "systemctl stop "+bareUnit))
+	floor, value := r.Took("without"), r.Took("with")
+	s.add(row{"bare start with systemd-container in the machine, without and with berth's drop-in", ms(floor), ms(value),
+		fmt.Sprintf("%.3f", value.Seconds()/floor.Seconds()), "", true})
 }
 
 // programs measures each helper as a whole process, where it has nothing to wait for.
