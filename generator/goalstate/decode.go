@@ -88,6 +88,9 @@ var required = []struct{ table, keys, cure string }{
 // is not a goal state, and a megabyte of such keys costs the generator more than a minute without this bound.
 const maxSuggestions = 100
 
+// maxSlots bounds the slots of a goal state: without a peers key each has all others as its peers.
+const maxSlots = 1000
+
 // decoder turns the merged tree into slots.
 type decoder struct {
 	errs   Errors
@@ -116,6 +119,12 @@ func (d *decoder) decode(root *node) {
 	if slots != nil && slots.table == nil {
 		d.bad(slots, "slot", "is "+slots.kind(), "want a table a slot, such as [slot.a]")
 		d.whole = false // so it is not "missing" as well
+		slots = nil
+	}
+	if n := len(slots.keysOrNone()); n > maxSlots {
+		// Each one names all others as its peers, if nobody says otherwise.
+		d.bad(slots, "slot", fmt.Sprintf("has %d slots", n), fmt.Sprintf("want %d at most", maxSlots))
+		d.whole = false
 		slots = nil
 	}
 	for _, name := range slots.keysOrNone() {

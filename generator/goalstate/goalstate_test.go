@@ -507,6 +507,30 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// Each slot names all others as its peers: without a bound, a megabyte of empty tables costs gigabytes of memory.
+func TestSlotsAreBounded(t *testing.T) {
+	slots := func(n int) (*GoalState, error) {
+		var b strings.Builder
+		b.WriteString(strings.Replace(minimal, "[slot.a]\n", "", 1))
+		for i := range n {
+			fmt.Fprintf(&b, "[slot.s%d]\n", i)
+		}
+		return Parse([]Source{{"/etc/berth/goal.toml", []byte(b.String())}})
+	}
+	if goal, err := slots(maxSlots); err != nil || len(goal.Slots) != maxSlots {
+		t.Errorf("%d slots: %v", maxSlots, err)
+	}
+	took := cputime.Of(func() {
+		_, err := slots(60000)
+		if err == nil || !strings.HasSuffix(err.Error(), ": slot: has 60000 slots: want 1000 at most") {
+			t.Errorf("60000 slots: %v", err)
+		}
+	})
+	if took > 10*time.Second {
+		t.Errorf("60000 slots took %v", took)
+	}
+}
+
 // What a megabyte of mistakes costs: everything but brackets is still parsed to its end.
 func BenchmarkHostile(b *testing.B) {
 	var keys strings.Builder

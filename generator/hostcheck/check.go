@@ -2,7 +2,9 @@ package hostcheck
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
@@ -90,9 +92,12 @@ func CheckLastGood(f Facts) []Finding {
 			"correct the goal state")
 	}
 	for slot, err := range f.Unusable {
-		subject, cure := "slot "+slot, "systemctl restart node@"+slot+" stores it anew, when the goal state is valid"
-		if slot == "" {
+		subject, cure := "slot "+slot, "systemctl restart node@"+slot+" stores it anew, when the goal state is valid; remove it where there is no such slot"
+		switch {
+		case slot == "" && errors.Is(err, fs.ErrPermission):
 			subject, cure = host, "run berth check as root"
+		case slot == "":
+			subject, cure = host, "remove it, or make it a folder of root's with mode 0700"
 		}
 		c.add(Warning, "last-good", subject, err.Error(), cure)
 	}

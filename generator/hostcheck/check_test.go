@@ -190,10 +190,10 @@ func TestCheck(t *testing.T) {
 			f.LastGood = map[string]store.Record{"a": {Time: time.Unix(0, 0).UTC()}}
 		}, want: []string{"warning last-good: slot a: goes on with its last good goal state, recorded 1970-01-01T00:00:00Z: correct the goal state"}},
 		{why: "stored goal states are damaged", change: func(f *Facts) {
-			f.Unusable = map[string]error{"a": errors.New("damaged"), "": errors.New("permission denied")}
+			f.Unusable = map[string]error{"a": errors.New("damaged"), "": fs.ErrPermission}
 		}, want: []string{
 			"warning last-good: host: permission denied: run berth check as root",
-			"warning last-good: slot a: damaged: systemctl restart node@a stores it anew, when the goal state is valid"}},
+			"warning last-good: slot a: damaged: systemctl restart node@a stores it anew, when the goal state is valid; remove it where there is no such slot"}},
 		{why: "systemd was not reloaded", change: func(f *Facts) { f.Loaded["node@a.service"] = "not-found" },
 			want: []string{"error unit-unknown: node@a.service: systemd says: not-found: systemctl daemon-reload"}},
 		{why: "the goal state was changed", change: func(f *Facts) { f.Stale["a"] = []string{"run/systemd/generator/node@a.service"} },

@@ -46,7 +46,8 @@ func stopUnit(ctx context.Context, s *step.Step, unit string) error {
 }
 
 func startUnit(ctx context.Context, s *step.Step, unit string) error {
-	inner, _, err := machine.Await(ctx, s, goalstate.MachineName(s.Slot))
+	// No longer than wait-dbus waits, which begins at the same time as the step of containerd and has half of its budget.
+	inner, _, err := machine.Await(ctx, s, goalstate.MachineName(s.Slot), s.Budget/2)
 	if err != nil {
 		return err
 	}
@@ -60,14 +61,20 @@ func startUnit(ctx context.Context, s *step.Step, unit string) error {
 	case errors.Is(err, machine.ErrJob):
 		return fmt.Errorf("machine %s: %w: %s", inner.Name, err, inner.Explain(ctx, unit))
 	case ctx.Err() != nil:
-		return s.Late(fmt.Sprintf("start of %s in machine %s", unit, inner.Name), explainLate(inner, unit))
+		return s.Late(fmt.Sprintf("start of %s in machine %s", unit, inner.Name), explainLate(s, unit))
 	}
 	return fmt.Errorf("machine %s: %w", inner.Name, err)
 }
 
 // explainLate looks once more after the budget is used up, for a few seconds at the most.
-func explainLate(inner *machine.Inner, unit string) string {
+// The connection that there was has ended with the budget.
+func explainLate(s *step.Step, unit string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
+	inner, err := machine.Enter(ctx, s.Root, goalstate.MachineName(s.Slot))
+	if err != nil {
+		return err.Error()
+	}
+	defer inner.Close()
 	return inner.Explain(ctx, unit)
 }

@@ -19,9 +19,9 @@ const interval = 5 * time.Millisecond
 // ofLooks says at how many of these looks the machine's PID 1 is looked at, too.
 const ofLooks = 16
 
-// Await waits until the systemd inside the step's machine answers over the machine's message bus, and returns the connection and
-// systemd's version.
-func Await(ctx context.Context, s *step.Step, name string) (inner *Inner, version string, err error) {
+// Await waits until the systemd inside the step's machine answers over the machine's message bus, for so long as budget, and returns the
+// connection, which lasts as long as ctx, and systemd's version.
+func Await(ctx context.Context, s *step.Step, name string, budget time.Duration) (inner *Inner, version string, err error) {
 	m, err := Find(ctx, s.Root, nil, name)
 	if err != nil {
 		return nil, "", err
@@ -38,18 +38,21 @@ func Await(ctx context.Context, s *step.Step, name string) (inner *Inner, versio
 	if err := installed(root, name); err != nil {
 		return nil, "", err
 	}
+	defer func(whole time.Duration) { s.Budget = whole }(s.Budget)
+	s.Budget = budget // for what is said when it is used up
+	wait, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
 	looks := 0
-	err = s.Wait(ctx, "D-Bus inside machine "+name, nil, func(ctx context.Context) (step.State, error) {
-		inside, err := Inside(ctx, root)
+	err = s.Wait(wait, "D-Bus inside machine "+name, nil, func(wait context.Context) (step.State, error) {
+		inside, err := Inside(wait, root)
 		if err == nil {
+			defer inside.Close() // it ends with this wait in any case
 			if version, err = inside.Version(); err == nil {
-				inner = &Inner{m, inside, root}
 				return step.State{Done: true}, nil
 			}
-			inside.Close()
 		}
 		if looks++; looks%ofLooks == 0 && !m.Alive() {
-			return step.State{}, ended(ctx, s.Root, name)
+			return step.State{}, ended(wait, s.Root, name)
 		}
 		seen := err.Error()
 		if errors.Is(err, fs.ErrNotExist) {
@@ -57,7 +60,14 @@ func Await(ctx context.Context, s *step.Step, name string) (inner *Inner, versio
 		}
 		return step.State{Seen: seen, Again: interval}, nil
 	})
-	return inner, version, err
+	if err != nil {
+		return nil, "", err
+	}
+	manager, err := Inside(ctx, root)
+	if err != nil {
+		return nil, "", fmt.Errorf("the message bus of machine %s: %w", name, err)
+	}
+	return &Inner{m, manager, root}, version, nil
 }
 
 // ended is the error for a machine that ended before its bus answered.

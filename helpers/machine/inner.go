@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"berth/generator/file"
 )
@@ -111,16 +112,25 @@ func (i *Inner) Explain(ctx context.Context, service string) string {
 	if s.StatusText != "" {
 		text += ": " + s.StatusText
 	}
-	return text + Journal(ctx, i.Name, service)
+	booted, _ := i.Booted() // else lines of an earlier run of the machine may be among them
+	return text + Journal(ctx, i.Name, service, booted)
+}
+
+// Since is the filter for Lines that leaves out what is older, such as what a machine's journal has of its earlier runs; none for a zero t.
+func Since(t time.Time) []string {
+	if t.IsZero() {
+		return nil
+	}
+	return []string{fmt.Sprintf("--since=@%d.%06d", t.Unix(), t.Nanosecond()/1000)}
 }
 
 // Journal returns the last log lines of a unit inside a machine, or on the host where machine is empty, each on a line of its
-// own after a newline. It is for messages: where the journal cannot be read it says so. The host's own journalctl reads it;
+// own after a newline. A zero since is no bound. It is for messages: where the journal cannot be read it says so. The host's own journalctl reads it;
 // nothing of the machine runs.
-func Journal(ctx context.Context, machine, unit string) string {
+func Journal(ctx context.Context, machine, unit string, since time.Time) string {
 	// A service that is restarted over and over has the reason of its last end before the lines of its next start: systemd's own are
 	// eight in all.
-	lines, err := Lines(ctx, machine, 16, "--unit="+unit)
+	lines, err := Lines(ctx, machine, 16, append(Since(since), "--unit="+unit)...)
 	if err != nil {
 		return fmt.Sprintf("\n(its journal cannot be read: %v)", err)
 	}

@@ -291,6 +291,19 @@ func (m *Manager) Version() (string, error) {
 	return parseVersion(text)
 }
 
+// Booted returns when this systemd began to run, UserspaceTimestamp of org.freedesktop.systemd1(5).
+func (m *Manager) Booted() (time.Time, error) {
+	text, err := m.GetManagerProperty("UserspaceTimestamp") // a variant as godbus writes it: @t 1764547200000000
+	if err != nil {
+		return time.Time{}, err
+	}
+	micro, err := strconv.ParseInt(strings.TrimPrefix(text, "@t "), 10, 64)
+	if err != nil || micro <= 0 {
+		return time.Time{}, strconv.ErrRange // nobody is told
+	}
+	return time.UnixMicro(micro), nil
+}
+
 // parseVersion reads a string as godbus writes a variant. A machine's systemd may say anything, and godbus' own reader panics on some
 // of that ("[]", 5.1.0).
 func parseVersion(text string) (string, error) {

@@ -22,7 +22,7 @@ func main() {
 }
 
 func run(ctx context.Context, s *step.Step) error {
-	inner, version, err := machine.Await(ctx, s, goalstate.MachineName(s.Slot))
+	inner, version, err := machine.Await(ctx, s, goalstate.MachineName(s.Slot), s.Budget)
 	if err != nil {
 		return err
 	}

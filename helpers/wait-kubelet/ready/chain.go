@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"berth/generator/goalstate"
 	"berth/helpers/machine"
@@ -113,7 +114,7 @@ func failed(ctx context.Context, host *machine.Manager, unit machine.Unit) error
 	}
 	err = fmt.Errorf("step %s failed: %s (see: journalctl -u %s)", unit.Name, reason, unit.Name)
 	if !own {
-		err = fmt.Errorf("%w%s", err, machine.Journal(ctx, "", unit.Name))
+		err = fmt.Errorf("%w%s", err, machine.Journal(ctx, "", unit.Name, time.Time{}))
 	}
 	switch int(s.ExecMainStatus) {
 	case step.ExitUsage, step.ExitInvalid, step.ExitNotReady, step.ExitRefused:

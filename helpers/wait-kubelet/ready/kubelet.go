@@ -26,6 +26,7 @@ var health = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 10248)
 // Up waits until the slot's node is ready: its chain is up, and its kubelet is active, healthy and has not restarted for
 // the settle time.
 func Up(ctx context.Context, s *step.Step) error {
+	begin := time.Now()
 	state, slot, err := s.Goal()
 	if err != nil {
 		return err
@@ -58,7 +59,7 @@ func Up(ctx context.Context, s *step.Step) error {
 	err = s.Wait(ctx, "kubelet in slot "+s.Slot, w.events, w.check)
 	var failure *step.Failure
 	if errors.As(err, &failure) && failure.Code == step.ExitNotReady {
-		failure.Err = fmt.Errorf("%w%s", failure.Err, machine.Journal(context.WithoutCancel(ctx), slot.MachineName(), service))
+		failure.Err = fmt.Errorf("%w%s", failure.Err, machine.Journal(context.WithoutCancel(ctx), slot.MachineName(), service, begin))
 	}
 	if err == nil {
 		s.Status("the node in slot %s is ready", s.Slot)
@@ -131,7 +132,8 @@ const farPause = 50 * time.Millisecond
 
 // chain is one look at the steps. It already looks at kubelet while the last one ends, so that there is less to do when it has.
 func (w *watcher) chain(ctx context.Context) (step.State, error) {
-	units, err := w.host.Units(ctx, machine.Chain(w.step.Slot)...)
+	steps := machine.Chain(w.step.Slot)
+	units, err := w.host.Units(ctx, steps...)
 	if err != nil {
 		return step.State{}, err
 	}
@@ -141,9 +143,9 @@ func (w *watcher) chain(ctx context.Context) (step.State, error) {
 	}
 	pending, err := pendingOf(ctx, w.step, w.host, units)
 	var pause time.Duration
-	if err == nil && slices.Index(machine.Chain(w.step.Slot), pending) > machine.BusStep {
+	if err == nil && pending == steps[len(steps)-1] {
 		_, _ = w.look(ctx) // what is wrong with it is told when the steps are done
-	} else if pending != "" {
+	} else if slices.Index(steps, pending) <= machine.BusStep {
 		pause = farPause
 	}
 	return step.State{Done: err == nil && pending == "", Seen: pending, Again: again, Pause: pause}, err
@@ -208,6 +210,13 @@ func (w *watcher) kubelet(ctx context.Context) (machine.Service, error) {
 		}
 		w.inner = inner
 		go step.Forward(ctx, inner.Events(service), w.events)
+	}
+	if w.since.IsZero() {
+		// One that has not been started is not loaded. To be asked for it, systemd would load it and unload it again, and tell of both.
+		units, err := w.inner.Match(ctx, service)
+		if err != nil || len(units) == 0 {
+			return machine.Service{Unit: machine.Unit{Name: service, Active: "inactive", Sub: "dead"}}, err
+		}
 	}
 	return w.inner.Service(ctx, service)
 }

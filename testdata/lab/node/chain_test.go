@@ -159,6 +159,46 @@ var chainCases = []testCase{
 			t.Errorf("exit status %s; want 4", status)
 		}
 	}},
+	{"06 a containerd that hangs is told by its state, not by what an earlier one said, and keeps nobody busy", func(t *testing.T, h *host) {
+		const program = "/var/lib/machines/node-a/usr/bin/containerd"
+		h.Must(t, "mv "+program+" "+program+".real")
+		defer h.Must(t, "systemctl stop node@a; mv "+program+".real "+program)
+		h.write(t, "node-a:/usr/bin/containerd", "#!/bin/sh\necho an earlier one >&2; exit 1\n")
+		h.Must(t, "chmod 755 "+program)
+		want(t, h.failure(t, "systemctl start node@a"), "containerd.service", "an earlier one")
+		h.Must(t, "systemctl stop node@a")
+		h.write(t, "node-a:/usr/bin/containerd", "#!/bin/sh\nexec sleep 1000\n")
+		h.goal(t, strings.Replace(Goal+budgets, `ready = "30s"`, `ready = "5s"`, 1))
+		defer h.goal(t, Goal+budgets)
+		h.Must(t, "systemctl start --no-block node@a")
+		h.awaitStatus(t, "node-containerd@a.service", "starting containerd.service")
+		// Whoever asks for a kubelet.service that is not loaded has it loaded, and unloaded again.
+		if out := h.Must(t, "timeout 2 busctl -M node-a monitor --match=\"type='signal',member='UnitNew'\" org.freedesktop.systemd1 2>/dev/null | grep -c kubelet.service || :"); out != "0" {
+			t.Errorf("kubelet.service was loaded %s times in 2 s", out)
+		}
+		h.awaitStatus(t, "node@a.service", "step node-containerd@a.service failed: ")
+		said := property(t, h, "node-containerd@a", "StatusText")
+		want(t, said, "start of containerd.service in machine node-a: not within 10s: containerd.service is activating (start)")
+		if out, _ := h.try(t, "berth status a; systemctl status --no-pager node-containerd@a"); strings.Contains(out, "an earlier one") {
+			t.Errorf("what an earlier containerd said is told of this one:\n%s", out)
+		}
+	}},
+	{"06 all that waits for a D-Bus that never answers ends with its budget", func(t *testing.T, h *host) {
+		const program = "/var/lib/machines/node-a/usr/bin/dbus-daemon"
+		h.Must(t, "mv "+program+" "+program+".real")
+		defer h.Must(t, "systemctl stop node@a; mv "+program+".real "+program)
+		h.write(t, "node-a:/usr/bin/dbus-daemon", "#!/bin/sh\nexec sleep 1000\n")
+		h.goal(t, strings.Replace(Goal+budgets, `ready = "30s"`, `ready = "5s"`, 1))
+		defer h.goal(t, Goal+budgets)
+		h.Must(t, "chmod 755 "+program)
+		want(t, h.failure(t, "systemctl start node@a"), "step node-wait-dbus@a.service failed: D-Bus inside machine node-a: not within 5s: ")
+		h.await(t, "the end of containerd's step", func(units map[string]machine.Unit) bool {
+			return units["node-containerd@a.service"].Active == "failed"
+		})
+		if out, _ := h.try(t, "berth status a"); !strings.Contains(out, "retrying") {
+			t.Errorf("want retrying:\n%s", out)
+		}
+	}},
 	{"07 NVIDIA off starts the node, required without a GPU does not", func(t *testing.T, h *host) {
 		h.goal(t, Goal+budgets+"[nvidia]\nmode = \"off\"\n")
 		h.start(t, "a")

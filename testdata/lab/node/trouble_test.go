@@ -72,11 +72,11 @@ var troubleCases = []testCase{
 		innerBus := "$(head -n1 " + cgroupA + "/payload/system.slice/dbus.service/cgroup.procs)"
 		const init = "$(head -n1 " + cgroupA + "/payload/init.scope/cgroup.procs)"
 		silent(innerBus, "wait-dbus a", "D-Bus inside machine node-a: not within 2s: ")
-		silent(innerBus, "machine-unit a kubelet.service", "D-Bus inside machine node-a: not within 2s: ")
+		silent(innerBus, "machine-unit a kubelet.service", "D-Bus inside machine node-a: not within 1s: ")
 		silent(innerBus, "machine-unit --stop a kubelet.service", "slot a: not within 2s: the message bus of machine node-a: no answer on ")
 		silent(innerBus, "wait-kubelet a", "kubelet in slot a: not within 4.3s: ")
 		silent(init, "wait-dbus a", "D-Bus inside machine node-a: not within 2s: ")
-		silent(init, "machine-unit a kubelet.service", "D-Bus inside machine node-a: not within 2s: ")
+		silent(init, "machine-unit a kubelet.service", "D-Bus inside machine node-a: not within 1s: ")
 		silent(init, "machine-unit --stop a kubelet.service", "not within 2s: ")
 		h.wantUp(t, "a")
 
