@@ -278,7 +278,7 @@ func (g *Gatherer) log(ctx context.Context, s SlotFacts) Log {
 	// What a service in the machine said itself tells more than the step that started it, and systemd's words about both.
 	if inside := map[int]string{containerdStep: "containerd.service", kubeletStep: kubelet, nodeStep: kubelet}[i]; inside != "" && s.Inside != nil {
 		name := goalstate.MachineName(s.Name)
-		if lines, err := g.Lines(ctx, name, logLines, append(machine.Since(s.Units[guardStep].ActiveSince), "_SYSTEMD_UNIT="+inside)...); err == nil && len(lines) > 0 {
+		if lines, err := g.Lines(ctx, name, logLines, append(machine.Since(s.Units[machine.MachineStep].ActiveSince), "_SYSTEMD_UNIT="+inside)...); err == nil && len(lines) > 0 {
 			return Log{inside, name, lines}
 		}
 	}
