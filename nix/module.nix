@@ -63,7 +63,6 @@ in
     systemd.services = lib.genAttrs [
       "berth-last-good"
       "node@"
-      "node-chain@"
       "node-peer-guard@"
       "node-render-nspawn@"
       "node-render-containerd@"

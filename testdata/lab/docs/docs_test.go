@@ -379,7 +379,7 @@ func play(t *testing.T, h *lab.Host, name string, d document) {
 				}
 			}
 		}
-		h.Must(t, "systemctl daemon-reload")
+		h.Must(t, node.PretendKernel+"systemctl daemon-reload")
 	}
 	bash := startShell(t, h)
 	bash.run(t, "cd /root")

@@ -147,6 +147,14 @@ func sourceDir() (string, error) {
 	return source, nil
 }
 
+// PretendKernel is a script that makes a lab host see the kernel's settings as berth's sysctl.d would have them, which the lab leaves as the
+// machine that it runs on has them; see leaveKernel. It is a file over each one: /run/kernel.panic and so on.
+const PretendKernel = `grep -E '^(vm|kernel)\.' /usr/lib/sysctl.d/90-berth.conf | while IFS=' =' read -r key value; do
+	echo "$value" >"/run/$key"
+	mount --bind "/run/$key" "/proc/sys/$(echo "$key" | tr . /)"
+done
+`
+
 // leaveKernel keeps a lab host from changing what it shares with the machine that runs the lab: of sysctl.d only what
 // belongs to a network name space is left, and the kubelet is told not to look at the rest.
 func leaveKernel(host, machine string) error {
