@@ -370,6 +370,7 @@ func write(root string, b block) error {
 // play runs a document in its host.
 func play(t *testing.T, h *lab.Host, name string, d document) {
 	t.Helper()
+	h.Must(t, node.PretendKernel())
 	if d.host == "node" {
 		// Not before it is up: its boot would start the boot slot.
 		for _, b := range read(t, "docs/first-node.md").blocks {
@@ -379,7 +380,7 @@ func play(t *testing.T, h *lab.Host, name string, d document) {
 				}
 			}
 		}
-		h.Must(t, node.PretendKernel+"systemctl daemon-reload")
+		h.Must(t, "systemctl daemon-reload")
 	}
 	bash := startShell(t, h)
 	bash.run(t, "cd /root")

@@ -12,7 +12,7 @@ import (
 
 var checkCases = []testCase{
 	{"berth check --host finds nothing wrong, and then what was broken", func(t *testing.T, h *host) {
-		h.Must(t, PretendKernel)
+		h.Must(t, PretendKernel())
 		// These alone: systemd-nspawn has mounts there, too, such as the boot ID, by which systemd 262 knows its processes again.
 		defer h.Must(t, `for key in $(cd /run; ls -d vm.* kernel.*); do umount "/proc/sys/$(echo "$key" | tr . /)"; rm "/run/$key"; done`)
 		if errors := h.check(t, 0); len(errors) > 0 {

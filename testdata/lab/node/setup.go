@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -18,6 +19,7 @@ import (
 
 	"berth/testdata/lab"
 	"berth/testdata/pki"
+	"berth/units"
 )
 
 // Goal is a goal state for the lab's two machines with Debian's containerd. Other tables may be put behind it, and keys
@@ -147,13 +149,23 @@ func sourceDir() (string, error) {
 	return source, nil
 }
 
-// PretendKernel is a script that makes a lab host see the kernel's settings as berth's sysctl.d would have them, which the lab leaves as the
-// machine that it runs on has them; see leaveKernel. It is a file over each one: /run/kernel.panic and so on.
-const PretendKernel = `grep -E '^(vm|kernel)\.' /usr/lib/sysctl.d/90-berth.conf | while IFS=' =' read -r key value; do
-	echo "$value" >"/run/$key"
-	mount --bind "/run/$key" "/proc/sys/$(echo "$key" | tr . /)"
-done
-`
+// PretendKernel returns a script that makes a lab host see the kernel's settings as berth's sysctl.d would have them, which the lab leaves as
+// the machine that it runs on has them; see leaveKernel. It is a file over each one: /run/kernel.panic and so on.
+func PretendKernel() string {
+	var script strings.Builder
+	for _, f := range units.Files() {
+		if path.Base(f.Path) != "90-berth.conf" {
+			continue
+		}
+		for line := range strings.Lines(string(f.Content)) {
+			key, value, _ := strings.Cut(strings.TrimSpace(line), " = ")
+			if strings.HasPrefix(key, "vm.") || strings.HasPrefix(key, "kernel.") {
+				fmt.Fprintf(&script, "echo %s >/run/%s; mount --bind /run/%[2]s /proc/sys/%s\n", value, key, strings.ReplaceAll(key, ".", "/"))
+			}
+		}
+	}
+	return script.String()
+}
 
 // leaveKernel keeps a lab host from changing what it shares with the machine that runs the lab: of sysctl.d only what
 // belongs to a network name space is left, and the kubelet is told not to look at the rest.
