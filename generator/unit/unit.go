@@ -101,15 +101,24 @@ func Bind(source, target string) (string, error) {
 // hold anything but must not end the comment: to YAML 1.1, U+0085, U+2028 and U+2029 are line breaks too. Nor must it keep the rest
 // of the file from being read, as what is not UTF-8 does in TOML.
 func Sources(files []string) string {
-	shown := make([]string, len(files))
+	var shown []string
+	length := 0
 	for i, f := range files {
+		if length += len(f); i > 0 && length > sourcesLimit {
+			shown = append(shown, fmt.Sprintf("and %d more", len(files)-i))
+			break
+		}
 		if _, err := Raw(f); err != nil || strings.ContainsFunc(f, func(r rune) bool { return !strconv.IsPrint(r) }) {
 			f = strconv.Quote(f)
 		}
-		shown[i] = f
+		shown = append(shown, f)
 	}
 	return strings.TrimSuffix(strings.Join(shown, ", "), `\`)
 }
+
+// sourcesLimit bounds the names of sources in one comment, in bytes: systemd takes no line of more than 1 MiB (LONG_LINE_MAX, 252 to
+// 262), and there may be thousands of drop-ins.
+const sourcesLimit = 1000
 
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 

@@ -93,6 +93,8 @@ func TestSources(t *testing.T) {
 		{[]string{"/a\u0085b", "/a\u2028b", "/a\u2029b"}, `"/a\u0085b", "/a\u2028b", "/a\u2029b"`, "what ends a comment in YAML only"},
 		{[]string{"/a\xe5"}, `"/a\xe5"`, "not UTF-8"},
 		{[]string{`/a\`}, `/a`, "a backslash at the end"},
+		{append([]string{"/etc/berth/goal.toml"}, slices.Repeat([]string{"/" + strings.Repeat("n", 254)}, 5000)...),
+			"/etc/berth/goal.toml" + strings.Repeat(", /"+strings.Repeat("n", 254), 3) + ", and 4997 more", "more than a line has room for"},
 	} {
 		if got := Sources(c.in); got != c.want {
 			t.Errorf("Sources(%q) = %s; want %s: %s", c.in, got, c.want, c.why)
