@@ -5,7 +5,6 @@ package unitfile
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -176,7 +175,7 @@ func Exec(value string) ([]string, error) {
 	if !strings.HasPrefix(strings.TrimLeft(value, "\"'"), "/") {
 		return nil, fmt.Errorf("%q does not begin with a path", value)
 	}
-	if fields := strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(white, r) }); slices.Contains(fields, ";") {
+	if separates(value) {
 		return nil, fmt.Errorf("%q has two commands", value)
 	}
 	argv, err := Strings(value)
@@ -193,6 +192,29 @@ func Exec(value string) ([]string, error) {
 		}
 	}
 	return argv, nil
+}
+
+// separates tells whether a line of commands has a semicolon that is a word of its own, and not in quotes.
+func separates(value string) bool {
+	quote, begin := byte(0), true
+	for i := 0; i < len(value); i++ {
+		c := value[i]
+		isWhite := strings.IndexByte(white, c) >= 0
+		switch {
+		case c == '\\':
+			i++
+		case quote != 0:
+			if c == quote {
+				quote = 0
+			}
+		case c == '"' || c == '\'':
+			quote = c
+		case begin && c == ';' && (i+1 == len(value) || strings.IndexByte(white, value[i+1]) >= 0):
+			return true
+		}
+		begin = quote == 0 && isWhite
+	}
+	return false
 }
 
 func variables(word string) (string, error) {

@@ -51,6 +51,7 @@ func TestSplitting(t *testing.T) {
 		{Strings, `\x00`, nil, "a NUL"},
 		{Exec, `/a b$c $$d ";"`, []string{"/a", "b$c", "$d", ";"}, "dollars and a quoted semicolon"},
 		{Exec, `/a ; /b`, nil, "two commands"},
+		{Exec, `"/ ; b/a" " ; " "x;" y;`, []string{"/ ; b/a", " ; ", "x;", "y;"}, "semicolons that separate nothing (tried on 252, 257, 262)"},
 		{Exec, `/a ${B}`, nil, "a variable"},
 		{Exec, `/a $B`, nil, "a variable without braces"},
 		{Exec, `-/a`, nil, "a prefix"},
