@@ -47,7 +47,11 @@ func stopUnit(ctx context.Context, s *step.Step, unit string) error {
 
 func startUnit(ctx context.Context, s *step.Step, unit string) error {
 	// No longer than wait-dbus waits, which begins at the same time as the step of containerd and has half of its budget.
-	inner, _, err := machine.Await(ctx, s, goalstate.MachineName(s.Slot), s.Budget/2)
+	name := goalstate.MachineName(s.Slot)
+	if _, err := machine.Await(ctx, s, name, s.Budget/2); err != nil {
+		return err
+	}
+	inner, err := machine.Enter(ctx, s.Root, name)
 	if err != nil {
 		return err
 	}

@@ -19,40 +19,36 @@ const interval = 5 * time.Millisecond
 // ofLooks says at how many of these looks the machine's PID 1 is looked at, too.
 const ofLooks = 16
 
-// Await waits until the systemd inside the step's machine answers over the machine's message bus, for so long as budget, and returns the
-// connection, which lasts as long as ctx, and systemd's version.
-func Await(ctx context.Context, s *step.Step, name string, budget time.Duration) (inner *Inner, version string, err error) {
+// Await waits until the systemd inside the step's machine answers over the machine's message bus, for so long as budget, and returns its
+// version. Enter connects to it.
+func Await(ctx context.Context, s *step.Step, name string, budget time.Duration) (version string, err error) {
 	m, err := Find(ctx, s.Root, nil, name)
 	if err != nil {
-		return nil, "", err
+		return "", err
 	}
 	root, err := m.Root()
 	if err != nil {
-		return nil, "", err
+		return "", err
 	}
-	defer func() {
-		if err != nil {
-			root.Close()
-		}
-	}()
+	defer root.Close()
 	if err := installed(root, name); err != nil {
-		return nil, "", err
+		return "", err
 	}
 	defer func(whole time.Duration) { s.Budget = whole }(s.Budget)
 	s.Budget = budget // for what is said when it is used up
-	wait, cancel := context.WithTimeout(ctx, budget)
+	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	looks := 0
-	err = s.Wait(wait, "D-Bus inside machine "+name, nil, func(wait context.Context) (step.State, error) {
-		inside, err := Inside(wait, root)
+	err = s.Wait(ctx, "D-Bus inside machine "+name, nil, func(ctx context.Context) (step.State, error) {
+		inside, err := Inside(ctx, root)
 		if err == nil {
-			defer inside.Close() // it ends with this wait in any case
+			defer inside.Close()
 			if version, err = inside.Version(); err == nil {
 				return step.State{Done: true}, nil
 			}
 		}
 		if looks++; looks%ofLooks == 0 && !m.Alive() {
-			return step.State{}, ended(wait, s.Root, name)
+			return step.State{}, ended(ctx, s.Root, name)
 		}
 		seen := err.Error()
 		if errors.Is(err, fs.ErrNotExist) {
@@ -60,14 +56,7 @@ func Await(ctx context.Context, s *step.Step, name string, budget time.Duration)
 		}
 		return step.State{Seen: seen, Again: interval}, nil
 	})
-	if err != nil {
-		return nil, "", err
-	}
-	manager, err := Inside(ctx, root)
-	if err != nil {
-		return nil, "", fmt.Errorf("the message bus of machine %s: %w", name, err)
-	}
-	return &Inner{m, manager, root}, version, nil
+	return version, err
 }
 
 // ended is the error for a machine that ended before its bus answered.

@@ -125,8 +125,8 @@ func Since(t time.Time) []string {
 }
 
 // Journal returns the last log lines of a unit inside a machine, or on the host where machine is empty, each on a line of its
-// own after a newline. A zero since is no bound. It is for messages: where the journal cannot be read it says so. The host's own journalctl reads it;
-// nothing of the machine runs.
+// own after a newline. A zero since is no bound. It is for messages: where the journal cannot be read it says so. The host's own
+// journalctl reads it; nothing of the machine runs.
 func Journal(ctx context.Context, machine, unit string, since time.Time) string {
 	// A service that is restarted over and over has the reason of its last end before the lines of its next start: systemd's own are
 	// eight in all.

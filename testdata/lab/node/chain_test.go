@@ -150,7 +150,7 @@ var chainCases = []testCase{
 		}
 	}},
 	{"06 a step that uses up its budget says what it waited for", func(t *testing.T, h *host) {
-		h.goal(t, strings.Replace(Goal+budgets, `ready = "30s"`, `ready = "5s"`, 1))
+		h.goal(t, Goal+quick)
 		h.knob(t, "node-a", "no-healthz", "")
 		h.fails(t, "systemctl start node@a")
 		out, _ := h.try(t, "journalctl --no-pager _SYSTEMD_UNIT=node@a.service")
@@ -160,15 +160,13 @@ var chainCases = []testCase{
 		}
 	}},
 	{"06 a containerd that hangs is told by its state, not by what an earlier one said, and keeps nobody busy", func(t *testing.T, h *host) {
-		const program = "/var/lib/machines/node-a/usr/bin/containerd"
-		h.Must(t, "mv "+program+" "+program+".real")
-		defer h.Must(t, "systemctl stop node@a; mv "+program+".real "+program)
-		h.write(t, "node-a:/usr/bin/containerd", "#!/bin/sh\necho an earlier one >&2; exit 1\n")
-		h.Must(t, "chmod 755 "+program)
+		replace, back := h.standIn(t, "containerd")
+		defer back()
+		replace("echo an earlier one >&2; exit 1")
 		want(t, h.failure(t, "systemctl start node@a"), "containerd.service", "an earlier one")
 		h.Must(t, "systemctl stop node@a")
-		h.write(t, "node-a:/usr/bin/containerd", "#!/bin/sh\nexec sleep 1000\n")
-		h.goal(t, strings.Replace(Goal+budgets, `ready = "30s"`, `ready = "5s"`, 1))
+		replace("exec sleep 1000")
+		h.goal(t, Goal+quick)
 		defer h.goal(t, Goal+budgets)
 		h.Must(t, "systemctl start --no-block node@a")
 		h.awaitStatus(t, "node-containerd@a.service", "starting containerd.service")
@@ -184,13 +182,11 @@ var chainCases = []testCase{
 		}
 	}},
 	{"06 all that waits for a D-Bus that never answers ends with its budget", func(t *testing.T, h *host) {
-		const program = "/var/lib/machines/node-a/usr/bin/dbus-daemon"
-		h.Must(t, "mv "+program+" "+program+".real")
-		defer h.Must(t, "systemctl stop node@a; mv "+program+".real "+program)
-		h.write(t, "node-a:/usr/bin/dbus-daemon", "#!/bin/sh\nexec sleep 1000\n")
-		h.goal(t, strings.Replace(Goal+budgets, `ready = "30s"`, `ready = "5s"`, 1))
+		replace, back := h.standIn(t, "dbus-daemon")
+		defer back()
+		replace("exec sleep 1000")
+		h.goal(t, Goal+quick)
 		defer h.goal(t, Goal+budgets)
-		h.Must(t, "chmod 755 "+program)
 		want(t, h.failure(t, "systemctl start node@a"), "step node-wait-dbus@a.service failed: D-Bus inside machine node-a: not within 5s: ")
 		h.await(t, "the end of containerd's step", func(units map[string]machine.Unit) bool {
 			return units["node-containerd@a.service"].Active == "failed"
@@ -224,6 +220,23 @@ var chainCases = []testCase{
 			}
 		}
 	}},
+}
+
+// standIn takes a program of machine node-a away. It returns what puts a shell script in its place, and what stops the node and puts the
+// program back.
+func (h *host) standIn(t *testing.T, program string) (replace func(script string), back func()) {
+	t.Helper()
+	file := "/usr/bin/" + program
+	path := "/var/lib/machines/node-a" + file
+	h.Must(t, "mv "+path+" "+path+".real")
+	return func(script string) {
+			t.Helper()
+			h.write(t, "node-a:"+file, "#!/bin/sh\n"+script+"\n")
+			h.Must(t, "chmod 755 "+path)
+		}, func() {
+			t.Helper()
+			h.Must(t, "systemctl stop node@a; mv "+path+".real "+path)
+		}
 }
 
 // sameRuns fails unless each step is still in the run that it was in before.
